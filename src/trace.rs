@@ -139,7 +139,7 @@ pub(crate) async fn written() {
 }
 
 /// Waits as [`written`] does, for tests.
-#[cfg(all(test, feature = "redis"))]
+#[cfg(all(test, any(feature = "redis", feature = "zookeeper")))]
 pub(crate) fn flush() {
     while LOG.is_busy() {
         std::thread::yield_now();

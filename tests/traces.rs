@@ -14,6 +14,8 @@ use leasehold::{Error, ErrorKind, Lease, LeaseManager, Loss};
 use tokio::time::{Instant, sleep};
 use tracing::Level;
 
+const AT_RISK: &str = "a lease is at risk: its renewal failed";
+const LOST: &str = "a lease is lost";
 /// The default time to live; all time in these tests is tokio's, and paused.
 const T: Duration = Duration::from_secs(30);
 
@@ -161,7 +163,7 @@ async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
     let lease = lock(&leases, "job").await;
     fail_renewals(&faults);
     sleep(T / 2).await;
-    let risk = the(&trace, "job", "at risk");
+    let risk = the(&trace, "job", AT_RISK);
     assert_eq!(risk.level, Level::WARN);
     // At the first renewal, after 9 to 10 s, of the 27.7 s until the token would fire.
     let left: u64 = risk.field("left_ms").parse().expect("a number");
@@ -172,7 +174,7 @@ async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
     sleep(T / 10).await;
     let safe = the(&trace, "job", "lease recovered");
     assert_eq!(safe.level, Level::INFO);
-    assert_eq!(count(&trace, "job", "lost"), 0);
+    assert_eq!(count(&trace, "job", LOST), 0);
     lease.check().expect("held");
     drop(lease);
 }
@@ -213,7 +215,7 @@ async fn loss_is_told_once_with_its_cause() {
         ("expired", "Expired"),
         ("closing", "Closed"),
     ] {
-        let event = the(&trace, name, "lost");
+        let event = the(&trace, name, LOST);
         assert_eq!(event.level, Level::WARN, "{name}");
         assert_eq!(event.field("cause"), cause, "{name}");
         assert!(!event.field("fence").is_empty(), "{name}");
@@ -221,7 +223,7 @@ async fn loss_is_told_once_with_its_cause() {
     drop((gone, taken, revoked, bound, expired, closing, next));
     sleep(T).await;
     for name in ["gone", "taken", "revoked", "expired"] {
-        assert!(count(&trace, name, "lost") == 1, "{name}");
+        assert!(count(&trace, name, LOST) == 1, "{name}");
     }
 }
 
@@ -268,7 +270,7 @@ async fn no_event_shows_the_token_of_a_holder() {
     assert_eq!(lease.lost().await, Loss::Expired);
     drop(lease);
     leases.close().await.expect("all released");
-    assert!(trace.messages("job").contains(&"lost".to_owned()));
+    assert!(trace.messages("job").contains(&LOST.to_owned()));
     let all = format!("{:?} {:?}", trace.events(), trace.spans());
     assert!(!all.contains(uuid), "{all}");
 }

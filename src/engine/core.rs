@@ -146,6 +146,17 @@ impl Core {
     pub(crate) fn new(
         store: Arc<dyn Store>,
         timing: Timing,
+        settings: Settings,
+        on_caller: bool,
+    ) -> Arc<Self> {
+        Self::of_manager(Uuid::new_v4(), store, timing, settings, on_caller)
+    }
+
+    /// Creates the data of the engine of a manager whose id was drawn before.
+    pub(crate) fn of_manager(
+        manager: Uuid,
+        store: Arc<dyn Store>,
+        timing: Timing,
         mut settings: Settings,
         on_caller: bool,
     ) -> Arc<Self> {
@@ -162,7 +173,6 @@ impl Core {
         let (jobs, jobs_waiting) = mpsc::unbounded_channel();
         let (calls, calls_waiting) = mpsc::unbounded_channel();
         let queues = WorkQueues { calls: calls_waiting, jobs: jobs_waiting };
-        let manager = Uuid::new_v4();
         Arc::new(Self {
             queue: Arc::new(Queue::new(store.clock(), &timing)),
             clock: store.clock(),

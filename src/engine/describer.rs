@@ -14,8 +14,8 @@ const WRITERS: usize = 8;
 #[derive(Default)]
 pub(crate) struct Describer {
     owner: OnceLock<Owner>,
-    /// Whether all holds tell, also those without a label.
-    pub(super) all: AtomicBool,
+    /// Whether the manager describes itself in the store.
+    is_described: AtomicBool,
     /// Whether any hold has ever written a description.
     pub(super) used: AtomicBool,
     /// The number of the last write.
@@ -35,10 +35,15 @@ struct Backlog {
 }
 
 impl Describer {
-    /// Has all holds tell who has them. Call it once, before the first of them.
+    /// Has the manager describe itself. Call it once, before its engine runs.
     pub(crate) fn describe(&self, owner: Owner) {
         let _ = self.owner.set(owner);
-        self.all.store(true, Ordering::Relaxed);
+        self.is_described.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the description of the manager that belongs in the store.
+    pub(super) fn described(&self) -> Option<Owner> {
+        self.is_described.load(Ordering::Relaxed).then(|| self.owner())
     }
 
     pub(super) fn owner(&self) -> Owner {

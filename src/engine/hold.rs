@@ -63,6 +63,8 @@ pub(super) struct Inner {
     pub(super) shares: Option<Box<Shares>>,
     /// Its description, once it is written.
     pub(super) described: Option<Box<Description>>,
+    /// Why the last renewal failed, if none was confirmed since: for the log.
+    pub(super) failure: Option<Error>,
     /// The share of the handle that changed the mode of this hold or made it by such a change, and a link to the last hold of
     /// that chain of changes.
     latest: Option<(Share, Latest)>,
@@ -102,6 +104,7 @@ impl Hold {
             downgraded: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 described: None,
+                failure: None,
                 latest: None,
                 scheduled: None,
                 seat,

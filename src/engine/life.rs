@@ -153,6 +153,7 @@ impl Hold {
             let left = until.saturating_duration_since(now);
             self.tell_phase(core, &inner.state, (was, is), (now, left))
         });
+        let failure = believed_until.and_then(|_| inner.failure.clone());
         let sweep = (over && !was_over).then(|| inner.state.sweep(&core.timing, now)).flatten();
         drop(inner);
 
@@ -174,12 +175,13 @@ impl Hold {
             run_wakers(|| watchers.notify_waiters());
         }
         if let Some(until) = believed_until {
-            self.trace(is, until.saturating_duration_since(now));
+            self.trace(is, until.saturating_duration_since(now), failure);
         }
         result
     }
 
-    fn trace(&self, phase: Phase, left: Duration) {
+    /// Traces a transition. `failure` is that of the last renewal.
+    fn trace(&self, phase: Phase, left: Duration, failure: Option<Error>) {
         let name = || self.name.clone();
         let fence = self.fence;
         match phase {
@@ -189,11 +191,30 @@ impl Hold {
             }),
             Phase::AtRisk => trace::later(Level::WARN, || {
                 let (name, left_ms) = (name(), left.as_millis() as u64);
-                move || tracing::warn!(name = name.as_str(), left_ms, "at risk")
+                let failure = failure.map(tracing::field::display);
+                move || {
+                    tracing::warn!(
+                        name = name.as_str(),
+                        left_ms,
+                        error = failure,
+                        "a lease is at risk: its renewal failed"
+                    );
+                }
             }),
             Phase::Lost(cause) => trace::later(Level::WARN, || {
                 let name = name();
-                move || tracing::warn!(name = name.as_str(), fence, ?cause, "lost")
+                // Another loss does not come from failed renewals.
+                let failure = failure.filter(|_| cause == Loss::Expired);
+                let failure = failure.map(tracing::field::display);
+                move || {
+                    tracing::warn!(
+                        name = name.as_str(),
+                        fence,
+                        ?cause,
+                        error = failure,
+                        "a lease is lost"
+                    );
+                }
             }),
             // Traced when the store has confirmed.
             Phase::Releasing | Phase::Released => {}

@@ -100,9 +100,7 @@ impl Hold {
     /// Returns whether a hold that was just renewed is to tell about itself.
     pub(super) fn has_to_tell(&self, core: &Core, inner: &Inner, now: Instant) -> bool {
         let tells = self.mode.has_metadata()
-            && (inner.described.is_some()
-                || core.describer.all.load(Ordering::Relaxed)
-                || self.options.label().is_some());
+            && (inner.described.is_some() || self.options.label().is_some());
         tells && inner.described.as_ref().is_none_or(|told| told.is_due(core.metadata_kept(), now))
     }
 

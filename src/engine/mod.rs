@@ -72,6 +72,7 @@ mod options;
 mod panic_guard;
 mod pause;
 mod place;
+mod presence;
 mod queue;
 mod reaper;
 mod release;

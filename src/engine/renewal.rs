@@ -137,6 +137,7 @@ impl Hold {
 
     /// Counts a renewal as failed: no answer came in time.
     pub(super) fn unanswered(self: &Arc<Self>, core: &Arc<Core>, attempt: u32) {
+        self.lock().failure.get_or_insert_with(Error::silent);
         self.update(core, |state, now| {
             state.unanswered(&core.timing, now, core.jitter(), attempt);
         });
@@ -164,7 +165,11 @@ impl Hold {
                 move || tracing::debug!(name = name.as_str(), %error, "renewal failed")
             }),
         }
-        let inner = self.lock();
+        let mut inner = self.lock();
+        match &verdict {
+            Ok(_) => inner.failure = None,
+            Err(error) => inner.failure = Some(error.clone()),
+        }
         let verdict = match verdict {
             // The store may have made a reader of this writer already, and its answer is on its way. If not, that answer, or
             // the next renewal, shows the loss. Of a name that is free, it has made nothing.

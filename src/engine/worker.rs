@@ -26,6 +26,7 @@ pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
     let mut tasks = JoinSet::new();
     let reconnects = core.store.reconnects();
     let mut hints = core.subscribe_inbox();
+    let mut described = std::pin::pin!(core.keep_described());
     loop {
         tokio::select! {
             // Renewals come first and new jobs last: a flood of jobs must not starve the rest.
@@ -42,6 +43,7 @@ pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
             }
             Some(hint) = next(hints.as_mut()) => follow(core, &mut tasks, hint),
             Some(_) = tasks.join_next() => {}
+            () = &mut described => {}
             Some(job) = queues.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
             () = core.stop.cancelled() => break,
         }
@@ -202,7 +204,7 @@ async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut task
     };
     tokio::select! {
         biased;
-        () = finish => {}
+        _ = async { tokio::join!(finish, core.forget_description()) } => {}
         () = core.clock().sleep_until(until) => {}
     }
     let until = core.now() + core.timing.attempt;

@@ -293,19 +293,22 @@ impl Builder {
         self
     }
 
-    /// Makes each holder of an exclusive lock write its description beside the lock: service, version, host and process id.
-    /// [`inspect`](LeaseManager::inspect) reports it.
+    /// Describes the process of this manager in the store: service, version, host and process id.
     ///
-    /// It adds no request to an acquire or a release. A hold writes its description at its first renewal, so a hold
-    /// shorter than a third of the [TTL](Builder::ttl) writes none; [`Lease::describe_now`](crate::Lease::describe_now)
-    /// writes it at once. A hold that is renewed sends one more request at its first renewal, then about one each hour,
-    /// and one after its release.
+    /// The ids of holders, of readers and permits too, of waiters in a line and of those that closed a name lead to it:
+    /// [`inspect`](LeaseManager::inspect), [`holders`](LeaseManager::holders), [`line`](LeaseManager::line) and
+    /// [`owner_of`](LeaseManager::owner_of) report it. On Redis the service is also a part of the name of each connection,
+    /// which `CLIENT LIST` shows.
     ///
-    /// The description is as public as the name: everyone who may read the locks reads it. On Redis the user needs
-    /// [permission](crate::guide::redis) for the keys `leasehold_meta:`.
+    /// It adds no request to a lock. The manager writes one entry when it starts, and again every third of the
+    /// [TTL](Builder::ttl), but not more often than every 10 s and at least every 60 s, and after a reconnect.
+    /// [`close`](LeaseManager::close) deletes it; that of a process that died lapses after the TTL, or after 30 s if that is
+    /// longer. If the store refuses it, one line in the log says so, and the holders stay without it.
     ///
-    /// Defaults to off: only holders of [labelled](crate::Lock::label) locks and [leaders](crate::Election) write a
-    /// description.
+    /// The description is as public as the names: everyone who may read the locks reads it.
+    ///
+    /// Defaults to off: only this manager knows the process of its holders, and holders of
+    /// [labelled](crate::Lock::label) locks and [leaders](crate::Election) write host and process id beside their locks.
     ///
     /// ```
     /// use leasehold::{LeaseManager, Owner};
@@ -315,9 +318,9 @@ impl Builder {
     /// let owner = Owner::new("billing").version("1.4.2");
     /// let leases = LeaseManager::builder().describe(owner).build(MemoryStore::new())?;
     /// let lease = leases.lock("orders:42").lock().await?;
-    /// lease.describe_now().await?;
     /// let holder = leases.inspect("orders:42").await?.expect("held");
-    /// assert_eq!(holder.metadata.expect("told").owner.service, "billing");
+    /// assert_eq!(holder.owner.expect("described").service, "billing");
+    /// # drop(lease);
     /// # Ok::<(), leasehold::Error>(())
     /// # }).unwrap();
     /// # Ok::<(), std::io::Error>(())

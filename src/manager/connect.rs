@@ -8,9 +8,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::runtime;
 use crate::store::options::{Common, in_task};
 use crate::store::url::Backend;
-use crate::store::{MemoryStore, Store};
+use crate::store::{MemoryStore, Owner, Store};
 use std::sync::Arc;
 use std::time::Duration;
+use uuid::Uuid;
 
 impl LeaseManager {
     /// Connects to the store at `url` with the default settings.
@@ -110,7 +111,13 @@ impl Builder {
         let (timing, settings) = self.checked()?;
         let needed = self.needs_fencing();
         let owner = self.owner.clone();
-        let common = Common { ttl: timing.ttl, attempt: timing.attempt, remote: self.remote };
+        let manager = Uuid::new_v4();
+        let client_name = match &owner {
+            Some(owner) => Common::client_name(owner, manager),
+            None => Common::client_name(&Owner::new(""), manager),
+        };
+        let Timing { ttl, attempt, .. } = timing;
+        let common = Common { ttl, attempt, remote: self.remote, client_name };
         let observers = self.observers;
         let backend = Backend::parse(url.as_ref(), &common)?;
         let timing = match backend.lease_time() {
@@ -121,7 +128,9 @@ impl Builder {
         let engine = if self.dedicated_thread.unwrap_or(remote) {
             Engine::on_own_threads(async move || {
                 let store = open(backend, Clock::system(), needed, timing.attempt).await?;
-                let core = Core::new(store, timing, settings, false);
+                let core = Core::of_manager(manager, store, timing, settings, false);
+                describe(&core, owner);
+                core.introduce().await;
                 observers.start(&core.board).map(|()| core)
             })
             .await?
@@ -129,13 +138,12 @@ impl Builder {
             // A server's time goes on during a suspend; what is in memory may follow a paused clock.
             let clock = if remote { Clock::system() } else { Clock::tokio() };
             let store = in_task(open(backend, clock, needed, timing.attempt)).await?;
-            let core = Core::new(store, timing, settings, true);
+            let core = Core::of_manager(manager, store, timing, settings, true);
+            describe(&core, owner);
+            core.introduce().await;
             observers.start(&core.board)?;
             Engine::on_caller(core)
         };
-        if let Some(owner) = owner {
-            engine.core.describer.describe(owner);
-        }
         Ok(LeaseManager { engine })
     }
 
@@ -158,11 +166,15 @@ impl Builder {
         check_fencing(&store, self.needs_fencing())?;
         let dedicated_thread = self.dedicated_thread.unwrap_or(!store.clock().is_tokio());
         let core = Core::new(Arc::new(store), timing, settings, !dedicated_thread);
-        if let Some(owner) = self.owner {
-            core.describer.describe(owner);
-        }
+        describe(&core, self.owner);
         self.observers.start(&core.board)?;
         Ok(LeaseManager { engine: Engine::new(core)? })
+    }
+}
+
+fn describe(core: &Core, owner: Option<Owner>) {
+    if let Some(owner) = owner {
+        core.describer.describe(owner);
     }
 }
 

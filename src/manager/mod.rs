@@ -19,7 +19,7 @@ use crate::once::Job;
 use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::slots::Slots;
-use crate::store::{HolderInfo, Inspection, Name, Reason, Waiting};
+use crate::store::{HolderInfo, Name, Owner, Reason, Waiting};
 use std::fmt;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
@@ -196,7 +196,10 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
-        core.inspect(&Name::new(name.as_ref())?).await.map(Inspection::into_holder)
+        let inspection = core.inspect(&Name::new(name.as_ref())?).await?;
+        let mut holder = inspection.into_holder();
+        core.resolve(holder.as_mut_slice()).await;
+        Ok(holder)
     }
 
     /// Returns all holders of `name`: of a read-write lock the readers, or of a semaphore those of its permits.
@@ -231,7 +234,9 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
-        core.inspect(&Name::new(name.as_ref())?).await.map(|inspection| inspection.holders)
+        let mut holders = core.inspect(&Name::new(name.as_ref())?).await?.into_holders();
+        core.resolve(&mut holders).await;
+        Ok(holders)
     }
 
     /// Returns the managers that wait for `name` by [`fair_lock`](LeaseManager::fair_lock), the oldest first.
@@ -268,7 +273,43 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
-        core.line(&Name::new(name.as_ref())?).await
+        let mut line = core.line(&Name::new(name.as_ref())?).await?;
+        core.resolve_waiting(&mut line).await;
+        Ok(line)
+    }
+
+    /// Returns the process behind the id of a holder or of a manager, such as [`Closed::by`](crate::store::Closed::by).
+    ///
+    /// `None` if its manager has ended for a while, does not [describe](Builder::describe) itself, or is not leasehold's.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](LeaseManager::inspect). [`Unsupported`](crate::ErrorKind::Unsupported) if the store keeps no
+    /// descriptions of managers.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime, and in one without timers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. It changes nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.lock("orders:42").lock().await?;
+    /// let owner = leases.owner_of(lease.holder_id().to_string()).await?.expect("this process");
+    /// assert_eq!(owner.pid, std::process::id());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn owner_of(&self, id: impl AsRef<str>) -> Result<Option<Owner>> {
+        let core = &self.engine.core;
+        core.check_open()?;
+        consume_budget().await;
+        core.owner_of(id.as_ref()).await
     }
 
     /// Force-releases `name` and wakes a waiter. Returns whether it was held.

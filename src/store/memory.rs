@@ -13,7 +13,7 @@ mod wake;
 use super::mode::Kind;
 use super::{
     Absence, Acquire, Acquired, Fencing, HolderId, InboxSender, Mark, Metadata, Mode, Name,
-    NameMap, SetVerdicts, Signal, StoreFuture,
+    NameMap, Owner, SetVerdicts, Signal, StoreFuture,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -70,6 +70,8 @@ struct State {
     observers: NameMap<Vec<wake::Listener>>,
     /// The last note about each name.
     notes: NameMap<notes::Left>,
+    /// The descriptions of managers, each with the time until which it is kept.
+    managers: HashMap<String, (Owner, Instant)>,
     /// The inboxes of managers.
     inboxes: HashMap<Uuid, InboxSender>,
     to_wake: Vec<Signal>,
@@ -132,6 +134,7 @@ impl MemoryStore {
         state.shared.clear();
         state.lines.clear();
         state.notes.clear();
+        state.managers.clear();
         let forgotten = state.fences.drain().map(|(_, last)| last).max();
         state.forgotten = state.forgotten.max(forgotten.unwrap_or_default());
         state.restarted = Some(now);

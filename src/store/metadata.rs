@@ -6,16 +6,17 @@ use super::target::Target;
 use crate::error::{Error, ErrorKind, Result};
 use std::fmt;
 use std::time::{Duration, SystemTime};
+use uuid::Uuid;
 
 /// The longest text of an owner, and the longest label, in bytes.
 const LONGEST_WORD: usize = 256;
 /// The longest value, in bytes.
 const LONGEST_VALUE: usize = 4096;
 
-/// The process that holds a name, as it describes itself.
+/// The process of a manager, as it describes itself.
 ///
-/// [`Builder::describe`](crate::Builder::describe) has it written beside the locks of a manager, where everyone who may read
-/// them can read it: it is as public as the names. Host and process id are there by default.
+/// [`Builder::describe`](crate::Builder::describe) has it written to the store, where everyone who may read the locks can
+/// read it: it is as public as the names. Host and process id are there by default.
 ///
 /// ```
 /// use leasehold::store::Owner;
@@ -247,6 +248,72 @@ impl Annotate {
     }
 }
 
+/// A request to keep the description of a manager, or to delete it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Describe {
+    /// The id of the manager.
+    pub manager: Uuid,
+    /// Its process; `None` deletes the description.
+    pub owner: Option<Owner>,
+    /// For how long the store keeps it without another write.
+    pub ttl: Duration,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Describe {
+    /// Creates a request that keeps the description for `ttl`; with `None`, one that deletes it.
+    #[must_use]
+    pub fn new(manager: Uuid, owner: Option<Owner>, ttl: Duration, timeout: Duration) -> Self {
+        Self { manager, owner, ttl, timeout }
+    }
+
+    /// Returns the error of a store that keeps no descriptions of managers. Nothing was executed.
+    #[must_use]
+    pub fn unsupported() -> Error {
+        Error::new(ErrorKind::Unsupported, "the store keeps no descriptions of managers")
+    }
+
+    /// Returns what the store knows the manager by.
+    pub(crate) fn key(&self) -> String {
+        let mut key = self.manager.to_string();
+        key.truncate(BEGINNING);
+        key
+    }
+}
+
+/// A request for the descriptions of managers.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Owners {
+    /// The first 18 characters of the uuid of each manager, as it is written: the id of a permit on Redis has no more.
+    pub managers: Vec<String>,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Owners {
+    /// Creates a request for the descriptions of managers.
+    #[must_use]
+    pub fn new(managers: Vec<String>, timeout: Duration) -> Self {
+        Self { managers, timeout }
+    }
+}
+
+/// The number of characters of the uuid of a manager by which a store knows it.
+pub(crate) const BEGINNING: usize = 18;
+
+/// Returns what a store knows the manager by, to which the id of a holder or a manager belongs. `None` for other ids, such as
+/// those of Redisson's permits.
+pub(crate) fn manager_of(id: &str) -> Option<&str> {
+    let is_uuids = |(at, byte): (usize, u8)| match at {
+        8 | 13 => byte == b'-',
+        _ => byte.is_ascii_hexdigit(),
+    };
+    id.get(..BEGINNING).filter(|beginning| beginning.bytes().enumerate().all(is_uuids))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,6 +332,22 @@ mod tests {
             read.read("a later version's", "text");
             assert_eq!(read, metadata);
         }
+    }
+
+    #[test]
+    fn manager_is_known_by_the_ids_of_its_holders() {
+        let uuid = "12345678-9abc-4def-8123-456789abcdef";
+        let manager = Some("12345678-9abc-4def");
+        for id in [uuid, &format!("{uuid}:7"), &format!("{uuid}:7.1.2"), "12345678-9abc-4def-..:7"]
+        {
+            assert_eq!(manager_of(id), manager, "{id}");
+        }
+        for other in ["", "leasehold:done", "00112233445566778899aabbccddeeff", "12345678-9abc-4de"]
+        {
+            assert_eq!(manager_of(other), None, "{other}");
+        }
+        let request = Describe::new(uuid.parse().unwrap(), None, Duration::ZERO, Duration::ZERO);
+        assert_eq!(Some(&*request.key()), manager);
     }
 
     #[test]

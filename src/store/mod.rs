@@ -15,6 +15,8 @@ pub(crate) mod name;
 pub(crate) mod note;
 pub(crate) mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
+pub(crate) mod outage;
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod percent;
 pub(crate) mod preflight;
 mod quorum;
@@ -33,7 +35,8 @@ pub(crate) mod zookeeper;
 pub use capabilities::{Capabilities, Line};
 pub use keep::{Closed, Keep, Mark};
 pub use memory::MemoryStore;
-pub use metadata::{Annotate, Metadata, Owner};
+pub(crate) use metadata::manager_of;
+pub use metadata::{Annotate, Describe, Metadata, Owner, Owners};
 pub(crate) use mode::IDLE_SEMAPHORE;
 pub use mode::Mode;
 pub(crate) use name::NameMap;
@@ -163,8 +166,9 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// # A store of your own
 ///
-/// No method has a default: a wrapper without one of them would silently change the store behind it. A wrapper forwards
-/// every method that it does not change, including [`capabilities`](Store::capabilities). An `Arc` of a store is a
+/// Only [`describe`](Store::describe) and [`owners`](Store::owners) have a default, which refuses: another one would let a
+/// wrapper without the method silently change the store behind it. A wrapper forwards every method that it does not change,
+/// including [`capabilities`](Store::capabilities). An `Arc` of a store is a
 /// store too. `examples/own_store.rs` is an example, and
 /// `leasehold::testing::conformance`, with the feature `testing`, checks one against this contract.
 #[async_trait]
@@ -253,6 +257,37 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// If dropped, the outcome is unknown. Call it again.
     async fn annotate(&self, request: Annotate) -> Result<bool>;
+
+    /// Keeps the description of a manager, or deletes it.
+    ///
+    /// A manager that [describes](crate::Builder::describe) itself writes it again long before its time has passed.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps none, as this default does. A manager does
+    /// without it then.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the outcome is unknown. Call it again.
+    async fn describe(&self, request: Describe) -> Result<()> {
+        let _ = request;
+        Err(Describe::unsupported())
+    }
+
+    /// Returns the descriptions of managers, in their order. `None` for each that the store has none of.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps none, as this default does.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it changes nothing.
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        let _ = request;
+        Err(Describe::unsupported())
+    }
 
     /// Subscribes to hints that the description of a holder may have changed. Hints can be late, lost or spurious.
     ///
@@ -457,6 +492,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         (**self).annotate(request).await
+    }
+
+    async fn describe(&self, request: Describe) -> Result<()> {
+        (**self).describe(request).await
+    }
+
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        (**self).owners(request).await
     }
 
     async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::str::FromStr;
 use std::sync::{Arc, LazyLock};
 use uuid::Uuid;
 
@@ -201,6 +202,38 @@ impl HolderId {
     }
 }
 
+impl FromStr for HolderId {
+    type Err = Error;
+
+    /// Reads an id as it is written: `<uuid of the manager>:<number>`, at a node of a quorum with `.<node>` and
+    /// `.<attempt>` behind it.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`](crate::ErrorKind::Invalid): the text is the id of no leasehold holder, such as that of a Redisson client
+    /// or of a permit on Redis, which has not the whole uuid.
+    fn from_str(text: &str) -> Result<Self> {
+        let read = || {
+            let (manager, rest) = text.split_once(':')?;
+            let mut parts = rest.split('.');
+            let mut id = Self::new(Uuid::try_parse(manager).ok()?, parts.next()?.parse().ok()?);
+            if let Some(node) = parts.next() {
+                id = id.at_node(node.parse().ok()?);
+            }
+            if let Some(attempt) = parts.next() {
+                id = id.in_attempt(attempt.parse().ok()?);
+            }
+            // One text for each id, so that equal texts and equal ids are the same.
+            (id.to_string() == text).then_some(id)
+        };
+        read().ok_or_else(|| {
+            Error::invalid(format!(
+                "{text:?} is no holder id; expected <uuid of a manager>:<number>"
+            ))
+        })
+    }
+}
+
 /// A number in decimal digits. `{}` costs as much as half of what else a lease adds to a call.
 fn digits(mut number: u64, buffer: &mut [u8; 20]) -> &str {
     let mut start = buffer.len();
@@ -288,6 +321,25 @@ mod tests {
         let rest = |holder: HolderId| holder.to_string().split_off(37);
         assert_eq!(rest(holder.at_node(15)), "7.15");
         assert_eq!(rest(holder.at_node(2).in_attempt(3)), "7.2.3");
+    }
+
+    #[test]
+    fn holder_id_is_read_as_it_is_written() {
+        let holder = HolderId::new(Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef), 7);
+        for id in [holder, holder.at_node(15), holder.at_node(2).in_attempt(3)] {
+            assert_eq!(id.to_string().parse::<HolderId>().unwrap(), id);
+        }
+        for other in [
+            "",
+            "7",
+            "leasehold:done",
+            "12345678-9abc-4def-..:7",
+            "12345678-9abc-4def-8123-456789abcdef:07",
+            "12345678-9ABC-4DEF-8123-456789ABCDEF:7",
+            "12345678-9abc-4def-8123-456789abcdef:7.1.2.3",
+        ] {
+            assert_eq!(other.parse::<HolderId>().unwrap_err().kind(), crate::ErrorKind::Invalid);
+        }
     }
 
     proptest! {

@@ -1,10 +1,12 @@
 //! Settings of a store that is connected without a manager.
 
+use super::metadata::Owner;
 use super::preflight::Preflight;
 use super::remote::{Remote, Replicas};
 use crate::error::{Error, ErrorKind, Result};
 use std::future::Future;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// The default time to live of a manager.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -121,7 +123,8 @@ impl ConnectOptions {
         }
         let attempt = (self.ttl / 6).max(Duration::from_secs(1));
         self.remote.check(attempt)?;
-        Ok(Common { ttl: self.ttl, attempt, remote: self.remote.clone() })
+        let client_name = "leasehold".to_owned();
+        Ok(Common { ttl: self.ttl, attempt, remote: self.remote.clone(), client_name })
     }
 }
 
@@ -134,6 +137,22 @@ pub(crate) struct Common {
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) attempt: Duration,
     pub(crate) remote: Remote,
+    /// What servers show as the name of a connection.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) client_name: String,
+}
+
+impl Common {
+    /// Returns the name of the connections of a manager: its service, or the host and the process id, and its uuid. Redis
+    /// refuses spaces and what cannot be printed, and a colon separates the parts.
+    pub(crate) fn client_name(owner: &Owner, manager: Uuid) -> String {
+        let service = match &*owner.service {
+            "" => format!("{}.{}", owner.host, owner.pid),
+            service => service.to_owned(),
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-._/@+".contains(c);
+        format!("leasehold:{}:{manager}", service.replace(|c: char| !plain(c), "_"))
+    }
 }
 
 /// Connects in a task of its own, so that a dropped future leaves nothing half connected. The task begins at once, so
@@ -174,6 +193,16 @@ mod tests {
                 assert_eq!(error.kind(), ErrorKind::Invalid);
             }
         }
+    }
+
+    #[test]
+    fn connections_are_named_after_the_service_or_the_process() {
+        let name = |owner| Common::client_name(&owner, Uuid::nil());
+        let service = Owner::new("Ünder the: bridge\n/v2");
+        let manager = Uuid::nil();
+        assert_eq!(name(service), format!("leasehold:_nder_the__bridge_/v2:{manager}"));
+        let other = Owner { pid: 7, ..Owner::new("").host("a.b") };
+        assert_eq!(name(other), format!("leasehold:a.b.7:{manager}"));
     }
 
     #[test]

@@ -136,10 +136,10 @@ impl Backend {
 
     #[cfg(feature = "redis")]
     fn redis(url: &str, common: &Common) -> Result<Self> {
-        let Common { ttl, attempt, remote } = common;
+        let Common { ttl, attempt, remote, client_name } = common;
         Address::parse(url, &remote.prefix, *ttl, *attempt)?
             .with(remote)
-            .map(|address| Self::Redis(Box::new(address)))
+            .map(|address| Self::Redis(Box::new(address.named(client_name))))
     }
 
     #[cfg(not(feature = "redis"))]
@@ -294,7 +294,10 @@ mod tests {
     fn parsed(url: &str) -> Result<Backend> {
         let second = Duration::from_secs(1);
         let remote = Remote::default();
-        Backend::parse(url, &Common { ttl: second, attempt: second, remote })
+        Backend::parse(
+            url,
+            &Common { ttl: second, attempt: second, remote, client_name: String::new() },
+        )
     }
 
     #[test]
@@ -317,7 +320,8 @@ mod tests {
     #[test]
     fn tls_to_zookeeper_is_told_to_be_missing() {
         let second = Duration::from_secs(1);
-        let common = |remote| Common { ttl: second, attempt: second, remote };
+        let common =
+            |remote| Common { ttl: second, attempt: second, remote, client_name: String::new() };
         let ca = || Remote { ca: Some(Vec::new()), ..Remote::default() };
         let identity = Remote { identity: Some((Vec::new(), Vec::new())), ..Remote::default() };
         for (url, remote) in [

@@ -1,7 +1,7 @@
 //! Verdicts of a store.
 
 use super::keep::Closed;
-use super::metadata::Metadata;
+use super::metadata::{BEGINNING, Metadata, Owner};
 use super::mode::Mode;
 use crate::clock::Instant;
 use crate::error::Result;
@@ -131,8 +131,12 @@ pub struct Inspection {
     pub holders: Vec<HolderInfo>,
     /// The number of permits of a semaphore; `None` if the name is no semaphore, or the store has none under it.
     pub size: Option<u32>,
-    /// The number of processes that wait for the name, or have just waited, as far as the store knows: those that are
-    /// subscribed to its wake-ups. `None` if it does not know it.
+    /// The number of processes that wait for the name, or have just waited, as far as the store knows. `None` if it does not
+    /// know it.
+    ///
+    /// On Redis these are the connections that are subscribed to its wake-ups: one for each runtime of a manager on which
+    /// calls wait, and for a second longer; in a cluster without sharded pub/sub, those of one server only. On a quorum it
+    /// is the largest number of a node, in memory the number of managers, on ZooKeeper that of the calls in the queue.
     pub waiting: Option<u64>,
 }
 
@@ -158,7 +162,14 @@ impl Inspection {
     /// Returns the holder of a name that has one at most; of several, the first.
     #[must_use]
     pub fn into_holder(self) -> Option<HolderInfo> {
-        self.holders.into_iter().next()
+        self.into_holders().into_iter().next()
+    }
+
+    /// Returns the holders, each with the number of processes that are [waiting](Self::waiting).
+    pub(crate) fn into_holders(self) -> Vec<HolderInfo> {
+        let Self { mut holders, waiting, .. } = self;
+        holders.iter_mut().for_each(|holder| holder.waiting = waiting);
+        holders
     }
 }
 
@@ -171,7 +182,8 @@ pub struct HolderInfo {
     /// Of a permit on Redis it is `<beginning of the uuid>-..:<number>`, because the 16 bytes of a permit cannot hold the
     /// whole; of a permit of Redisson, its 32 digits.
     ///
-    /// An identity for debugging. It is neither a secret nor a permission.
+    /// An identity for debugging. It is neither a secret nor a permission. [`is_of`](Self::is_of) compares it with that of a
+    /// lease.
     pub holder: String,
     /// The hold count; of a semaphore, the number of permits.
     pub hold_count: u64,
@@ -180,19 +192,35 @@ pub struct HolderInfo {
     /// The remaining time to live; `None` if the store does not know it, or if the hold never expires (leasehold never
     /// requests that).
     pub remaining: Option<Duration>,
-    /// The description of the holder; `None` if it has not written it, or not yet.
-    /// [`Builder::describe`](crate::Builder::describe) says when it does.
+    /// The process of the holder, or the one that has [closed](Self::closed) the name.
+    ///
+    /// [`LeaseManager::inspect`](crate::LeaseManager::inspect) fills it in, for the holders of the same manager and of each
+    /// that [describes](crate::Builder::describe) itself and lives. `None` for others.
+    pub owner: Option<Owner>,
+    /// What the holder has written beside the lock: [`Lock::label`](crate::Lock::label) and elections say when it does.
+    /// `None` if it has written nothing, or not yet.
     pub metadata: Option<Box<Metadata>>,
     /// Why the name is closed, if a [mark](crate::store::Mark) has the place of a holder. `holder` is the text of the mark
     /// then, and `hold_count` is 0.
     pub closed: Option<Closed>,
+    /// The number of processes that wait for the name, as [`Inspection::waiting`] has it, for all holders of a name together.
+    pub waiting: Option<u64>,
 }
 
 impl HolderInfo {
     /// Creates the description of an exclusive holder, for authors of a [`Store`](super::Store).
     #[must_use]
     pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
-        Self { holder, hold_count, mode: Mode::Exclusive, remaining, metadata: None, closed: None }
+        Self {
+            holder,
+            hold_count,
+            mode: Mode::Exclusive,
+            remaining,
+            owner: None,
+            metadata: None,
+            closed: None,
+            waiting: None,
+        }
     }
 
     /// Sets the [`mode`](Self::mode).
@@ -205,6 +233,17 @@ impl HolderInfo {
     #[must_use]
     pub fn with_metadata(self, metadata: Option<Metadata>) -> Self {
         Self { metadata: metadata.map(Box::new), ..self }
+    }
+
+    /// Returns whether it is the hold with this id, which [`Lease::holder_id`](crate::Lease::holder_id) returns. A permit on
+    /// Redis is compared by what the store has of its id.
+    #[must_use]
+    pub fn is_of(&self, holder: super::HolderId) -> bool {
+        let Some((manager, number)) = self.holder.split_once(':') else { return false };
+        let own = holder.manager().to_string();
+        let begins = |beginning: &str| beginning.len() == BEGINNING && own.starts_with(beginning);
+        let is_manager = manager == own || manager.strip_suffix("-..").is_some_and(begins);
+        is_manager && number == holder.number().to_string()
     }
 
     /// Creates the description of a name that a mark keeps closed.
@@ -223,12 +262,14 @@ pub struct Waiting {
     pub manager: String,
     /// For how long its oldest waiter has waited.
     pub waited: Duration,
+    /// Its process, as [`HolderInfo::owner`] has it.
+    pub owner: Option<Owner>,
 }
 
 impl Waiting {
     /// Creates the description of a manager that waits, for authors of a [`Store`](super::Store).
     #[must_use]
     pub fn new(manager: String, waited: Duration) -> Self {
-        Self { manager, waited }
+        Self { manager, waited, owner: None }
     }
 }

@@ -16,6 +16,10 @@ pub enum Call {
     Inspect,
     /// [`Store::annotate`](crate::store::Store::annotate)
     Annotate,
+    /// [`Store::describe`](crate::store::Store::describe)
+    Describe,
+    /// [`Store::owners`](crate::store::Store::owners)
+    Owners,
     /// [`Store::watch`](crate::store::Store::watch)
     Watch,
     /// [`Store::force_release`](crate::store::Store::force_release)
@@ -42,13 +46,15 @@ pub enum Call {
 
 impl Call {
     /// All kinds.
-    pub const ALL: [Call; 17] = [
+    pub const ALL: [Call; 19] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
         Call::Resize,
         Call::Inspect,
         Call::Annotate,
+        Call::Describe,
+        Call::Owners,
         Call::Watch,
         Call::ForceRelease,
         Call::Steal,

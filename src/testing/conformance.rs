@@ -91,6 +91,7 @@ macro_rules! conformance_suite {
             metadata_lives_as_long_as_the_hold
             metadata_wakes_observers
             metadata_of_a_shared_name_is_refused
+            description_of_a_manager_is_kept_until_it_is_deleted
             deleted_hold_is_gone
             forced_release_ends_any_hold
             last_release_wakes_a_waiter

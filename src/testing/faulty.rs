@@ -4,9 +4,9 @@ use super::call::Call;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
-    Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
+    Leave, Name, Note, Owner, Owners, ReadNote, Release, Released, RenewBatch, Renewed, Resize,
+    SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use crate::sync::Mutex;
 use async_trait::async_trait;
@@ -366,6 +366,16 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         let fault = self.faults.meet(Call::Annotate, &[&request.target.name]);
         self.call(fault, |inner| async move { inner.annotate(request).await }).await
+    }
+
+    async fn describe(&self, request: Describe) -> Result<()> {
+        let fault = self.faults.meet(Call::Describe, &[]);
+        self.call(fault, |inner| async move { inner.describe(request).await }).await
+    }
+
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        let fault = self.faults.meet(Call::Owners, &[]);
+        self.call(fault, |inner| async move { inner.owners(request).await }).await
     }
 
     async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {

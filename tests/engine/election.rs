@@ -803,7 +803,8 @@ async fn what_many_holds_tell_is_no_storm_and_delays_no_renewal() {
     let setup = Setup::with(LeaseManager::builder().describe(leasehold::Owner::new("svc")));
     let mut leases = Vec::new();
     for number in 0..1_000 {
-        leases.push(setup.leases.lock(format!("n{number}")).lock().await.unwrap());
+        let mut lock = setup.leases.lock(format!("n{number}")).label("one of many");
+        leases.push(lock.lock().await.unwrap());
     }
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Annotate));
     sleep(T / 2).await;
@@ -825,10 +826,10 @@ async fn what_could_not_be_told_is_told_once_and_delays_no_other_name() {
     for number in 0..200 {
         let name = format!("n{number}");
         setup.faults.add(Rule::new(Fault::Hang).on(Call::Annotate).name(&name));
-        leases.push(setup.leases.lock(name).lock().await.unwrap());
+        leases.push(setup.leases.lock(name).label("one of many").lock().await.unwrap());
     }
     sleep(T * 20).await;
-    let lease = setup.leases.lock("other").lock().await.unwrap();
+    let lease = setup.leases.lock("other").label("another").lock().await.unwrap();
     sleep(T / 3 + T).await;
     let told = setup.other().inspect("other").await.unwrap().unwrap().metadata;
     assert!(told.is_some(), "it is not behind those that fail");
@@ -842,4 +843,57 @@ async fn what_could_not_be_told_is_told_once_and_delays_no_other_name() {
         assert!(holder.metadata.is_some());
     }
     drop((lease, leases));
+}
+
+/// No request of a lock is about it.
+#[tokio::test(start_paused = true)]
+async fn manager_is_described_from_its_start_to_its_end() {
+    let owner = leasehold::Owner::new("svc").version("7");
+    let setup = Setup::with(LeaseManager::builder().describe(owner.clone()));
+    let other = setup.other();
+    let mut held = Vec::new();
+    for number in 0..100 {
+        held.push(setup.leases.lock(format!("n{number}")).lock().await.unwrap());
+    }
+    let seen = async |name: &str| other.inspect(name).await.unwrap().unwrap().owner;
+    assert_eq!(seen("n7").await, Some(owner.clone()));
+    assert_eq!(setup.calls(Call::Describe), 1);
+    let _page = setup.leases.rw_lock("page").read().await.unwrap();
+    let permit = setup.leases.semaphore("pool", 3).acquire().await.unwrap();
+    assert_eq!(
+        (seen("page").await, seen("pool").await),
+        (Some(owner.clone()), Some(owner.clone()))
+    );
+    assert_eq!(other.owner_of(permit.holder_id().to_string()).await.unwrap(), Some(owner.clone()));
+    sleep(T * 3 + T / 6).await;
+    assert_eq!(seen("n7").await, Some(owner.clone()));
+    assert_eq!((setup.calls(Call::Describe), setup.calls(Call::Annotate)), (10, 0));
+
+    // A store that has forgotten it has it again after the reconnect, and one that refuses it at the next try.
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Describe).times(2));
+    setup.faults.reconnect();
+    settle().await;
+    assert_eq!(setup.calls(Call::Describe), 11);
+    sleep(T).await;
+    assert_eq!(seen("n7").await, Some(owner));
+
+    let line = held.remove(0).holder_id().to_string();
+    drop((held, permit));
+    setup.leases.close().await.unwrap();
+    assert_eq!(other.owner_of(line).await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn manager_that_may_not_describe_itself_works_without() {
+    let setup = Setup::with(LeaseManager::builder().describe(leasehold::Owner::new("svc")));
+    let denied = leasehold::Error::new(leasehold::ErrorKind::Denied, "no");
+    setup.faults.add(Rule::new(Fault::Fail(denied)).on(Call::Describe));
+    sleep(T * 5).await;
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    assert_eq!(setup.other().inspect("n").await.unwrap().unwrap().owner, None);
+    // The manager itself knows.
+    let own = setup.leases.inspect("n").await.unwrap().unwrap().owner;
+    assert_eq!(own.map(|owner| owner.service).as_deref(), Some("svc"));
+    assert!(setup.calls(Call::Describe) <= 2, "{}", setup.calls(Call::Describe));
+    drop(lease);
 }

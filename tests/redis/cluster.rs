@@ -907,7 +907,7 @@ async fn permissions_of_the_guide_are_enough_for_a_cluster() {
         cluster.end_move(slot, 1, 0);
     }
     // What was refused is what the client asks for and goes on without.
-    let known = ["info", "client|id", "ping", "pubsub|shardnumsub"];
+    let known = ["info", "client|id", "client|setname", "ping", "pubsub|shardnumsub"];
     for node in &cluster.nodes {
         for refused in node.command(&["ACL", "LOG", "128"]).list() {
             let refused = refused.pairs();

@@ -107,7 +107,8 @@ async fn permissions_of_the_guide_are_enough_for_an_election() {
     until(&mut view, |leader| leader.value.as_deref() == Some("b")).await;
     me.resign().await.expect("released");
     until(&mut view, Leader::is_vacant).await;
-    let optional = ["info", "client|id", "ping"].map(|name| Reply::Text(name.to_owned()));
+    let optional =
+        ["info", "client|id", "client|setname", "ping"].map(|name| Reply::Text(name.to_owned()));
     for refused in server.command(&["ACL", "LOG", "128"]).list() {
         let items = refused.list();
         assert!(optional.iter().any(|word| items.contains(word)), "{items:?}");

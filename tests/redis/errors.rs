@@ -425,7 +425,8 @@ async fn minimal_rights_are_enough_for_everything() {
     leases.close().await.expect("nothing to release");
     rivals.close().await.expect("nothing to release");
     // The client library would like to know these two, and does without.
-    let optional = ["info", "client|id", "ping"].map(|name| Reply::Text(name.to_owned()));
+    let optional =
+        ["info", "client|id", "client|setname", "ping"].map(|name| Reply::Text(name.to_owned()));
     for refused in server.command(&["ACL", "LOG", "128"]).list() {
         let Reply::List(items) = refused else { panic!("{refused:?}") };
         let object = items.iter().position(|item| *item == Reply::Text("object".to_owned()));

@@ -183,7 +183,8 @@ async fn permissions_of_the_guide_are_enough_for_a_line() {
     second.abort();
     lined(&leases, "app:n", 0).await;
     lease.unlock().await.expect("a release");
-    let optional = ["info", "client|id", "ping"].map(|name| Reply::Text(name.to_owned()));
+    let optional =
+        ["info", "client|id", "client|setname", "ping"].map(|name| Reply::Text(name.to_owned()));
     for refused in server.command(&["ACL", "LOG", "128"]).list() {
         let items = refused.list();
         assert!(optional.iter().any(|word| items.contains(word)), "{items:?}");

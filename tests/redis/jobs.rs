@@ -54,7 +54,8 @@ async fn permissions_of_the_guide_are_enough_for_jobs() {
     let mut lock = leases.lock("app:kept").min_hold(KEEP);
     lock.lock().await.expect("a lease").unlock().await.expect("a release");
     assert!(lock.try_lock().await.expect("an answer").is_none());
-    let optional = ["info", "client|id", "ping"].map(|name| Reply::Text(name.to_owned()));
+    let optional =
+        ["info", "client|id", "client|setname", "ping"].map(|name| Reply::Text(name.to_owned()));
     for refused in server.command(&["ACL", "LOG", "128"]).list() {
         let items = refused.list();
         // `inspect` looks for what the holder tells about itself, and goes on without it.

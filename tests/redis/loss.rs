@@ -13,6 +13,8 @@ use kit::{Mode, Proxy, Reply, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use tokio::task::{JoinHandle, JoinSet};
 
+const AT_RISK: &str = "a lease is at risk: its renewal failed";
+const LOST: &str = "a lease is lost";
 const LONG: Duration = Duration::from_secs(10);
 const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
 
@@ -355,9 +357,9 @@ async fn blip(name: &str) {
     eventually(LONG, over).await;
     let messages = trace.messages(name);
     let position = |text| messages.iter().position(|message| message == text);
-    assert!(position("at risk") < position("lease recovered"), "{messages:?}");
-    assert!(position("at risk").is_some(), "{messages:?}");
-    assert_eq!(position("lost"), None, "{messages:?}");
+    assert!(position(AT_RISK) < position("lease recovered"), "{messages:?}");
+    assert!(position(AT_RISK).is_some(), "{messages:?}");
+    assert_eq!(position(LOST), None, "{messages:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -455,7 +457,7 @@ async fn reconnect_verifies_the_lease_at_once() {
         eventually(LONG, renewed).await;
         assert_ne!(lease.state(), LeaseState::Lost);
     }
-    assert!(!Trace::of_all_threads().messages("reconnect").contains(&"lost".to_owned()));
+    assert!(!Trace::of_all_threads().messages("reconnect").contains(&LOST.to_owned()));
     lease.unlock().await.expect("a release");
 }
 

@@ -11,6 +11,7 @@ mod handoff;
 mod jobs;
 mod loss;
 mod moving;
+mod operator;
 mod preflight;
 mod resends;
 mod runtimes;

@@ -314,7 +314,7 @@ async fn documented_rights_are_enough_for_servers_and_sentinels() {
         for refused in server.command(&["ACL", "LOG", "128"]).list() {
             let refused = refused.pairs();
             let object = refused.iter().find(|(name, _)| name == "object").expect("an object");
-            let known = ["info", "client|id", "ping", "pubsub|numsub"];
+            let known = ["info", "client|id", "client|setname", "ping", "pubsub|numsub"];
             let inspected = object.1.starts_with("leasehold_meta:");
             assert!(inspected || known.contains(&object.1.as_str()), "{refused:?}");
         }

@@ -113,7 +113,7 @@ async fn permissions_of_the_guide_are_enough() {
     assert!(leases.force_unlock("app:pool", "test").await.expect("an answer"));
     drop(permit);
     // What asks how many wait goes on without.
-    let optional = ["info", "client|id", "ping", "pubsub|numsub"]
+    let optional = ["info", "client|id", "client|setname", "ping", "pubsub|numsub"]
         .map(|name| kit::Reply::Text(name.to_owned()));
     for refused in server.command(&["ACL", "LOG", "128"]).list() {
         let items = refused.list();

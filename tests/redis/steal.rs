@@ -179,7 +179,8 @@ async fn permissions_of_the_guide_are_enough_to_steal() {
     assert!(here.force_unlock("job", WHY).await.expect("an answer"));
     assert_eq!(within(LONG / 10, new.lost()).await, Loss::Revoked);
     assert_eq!(new.note().await.expect("an answer").expect("a note").why, WHY);
-    let optional = ["info", "client|id", "ping"].map(|name| kit::Reply::Text(name.to_owned()));
+    let optional = ["info", "client|id", "client|setname", "ping"]
+        .map(|name| kit::Reply::Text(name.to_owned()));
     for refused in server.command(&["ACL", "LOG", "128"]).list() {
         let items = refused.list();
         // It looks at the holder, and does without what that tells about itself.

@@ -605,7 +605,7 @@ async fn proof_that_failed_is_tried_again_soon() {
     kit::eventually(SESSION, || writes() >= before + 2).await;
 }
 
-/// The outage is logged once, however long it lasts, and a new session follows the one that has ended.
+/// The outage is logged once, with its end, however many attempts fail, and a new session follows the one that has ended.
 #[tokio::test]
 async fn connection_is_made_soon_after_an_outage() {
     let (trace, _guard) = Trace::of_this_thread();
@@ -614,16 +614,17 @@ async fn connection_is_made_soon_after_an_outage() {
     let store = zookeeper_store(&relay.url(), Duration::from_millis(750)).await;
     let store = store.expect("the server runs");
     let look = Look::at(&server.hosts()).await;
-    let logged = || {
+    let logged = |message: &str| {
         let events = trace.events();
-        events.iter().filter(|event| event.message().contains("no connection to ZooKeeper")).count()
+        events.iter().filter(|event| event.message() == message).count()
     };
     relay.set(Flow::Refuse);
-    kit::eventually(LONG, || logged() == 1).await;
+    kit::eventually(LONG, || logged("the server does not answer") == 1).await;
     look.until_children(SESSIONS, 0).await;
-    assert_eq!(logged(), 1);
+    assert_eq!(logged("the server does not answer"), 1);
     relay.set(Flow::Pass);
     look.until_children(SESSIONS, 1).await;
+    kit::eventually(LONG, || logged("the server answers again") == 1).await;
     let ready = async {
         while inspect(&*store).await.is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;

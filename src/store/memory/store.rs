@@ -5,9 +5,10 @@ use super::notes::InboxGuard;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::store::{
-    Acquire, Acquired, Annotate, Capabilities, Closed, ForceRelease, HolderInfo, Inbox, Inspect,
-    Inspection, Leave, Line, Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed,
-    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting, Wakeups, Want,
+    Acquire, Acquired, Annotate, Capabilities, Closed, Describe, ForceRelease, HolderInfo, Inbox,
+    Inspect, Inspection, Leave, Line, Mode, Name, Note, Owner, Owners, ReadNote, Release, Released,
+    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait,
+    Waiting, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -86,6 +87,18 @@ impl Store for MemoryStore {
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         request.require_exclusive()?;
         self.at_once(|state, now| state.annotate(request, now)).await
+    }
+
+    async fn describe(&self, request: Describe) -> Result<()> {
+        self.at_once(|state, now| {
+            state.describe(request, now);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        self.at_once(|state, now| Ok(state.owners(&request, now))).await
     }
 
     async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {

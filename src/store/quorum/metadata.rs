@@ -3,7 +3,9 @@
 use super::tally::Tally;
 use super::{Inner, node_limit, wake};
 use crate::error::Result;
-use crate::store::{Annotate, HolderInfo, Inspect, Metadata, Store, StoreFuture, Wakeups};
+use crate::store::{
+    Annotate, Describe, HolderInfo, Inspect, Metadata, Owner, Owners, Store, StoreFuture, Wakeups,
+};
 use std::sync::Arc;
 
 impl Inner {
@@ -33,6 +35,46 @@ impl Inner {
             (_, true) => Ok(deletes && votes.yes > 0),
             _ => Err(tally.no_majority(|there| if *there { "written" } else { "not held" })),
         }
+    }
+
+    /// Keeps the description of a manager at all nodes. One of them is enough to find it.
+    pub(super) async fn describe(self: &Arc<Self>, request: Describe) -> Result<()> {
+        let limit = node_limit(request.timeout);
+        let mut tally = self.ask(|node, answers| {
+            let request = Describe { timeout: limit, ..request.clone() };
+            async move {
+                let written = tokio::time::timeout(limit, node.store.describe(request)).await;
+                let written = written.unwrap_or_else(|_| Err(super::queue::timed_out()));
+                answers.send(node.index, written);
+            }
+        });
+        // Nothing waits for it, so all nodes may answer.
+        let all = |tally: &Tally<()>| tally.votes(|()| true).pending == 0;
+        tally.collect(request.timeout, all).await;
+        if tally.votes(|()| true).yes > 0 {
+            Ok(())
+        } else {
+            Err(tally.no_majority(|()| "described"))
+        }
+    }
+
+    /// Returns the descriptions of managers, each from any node that has it.
+    pub(super) async fn owners(self: &Arc<Self>, request: Owners) -> Result<Vec<Option<Owner>>> {
+        let (limit, count) = (request.timeout, request.managers.len());
+        let tally = self.query_all(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+            let request = request.clone();
+            Box::pin(async move { store.owners(request).await })
+        });
+        let tally = tally.await;
+        let mut found = vec![None; count];
+        let mut answers = 0;
+        for owners in tally.verdicts() {
+            answers += 1;
+            for (found, owner) in found.iter_mut().zip(owners) {
+                *found = found.take().or_else(|| owner.clone());
+            }
+        }
+        if answers > 0 { Ok(found) } else { Err(tally.no_majority(|_| "described")) }
     }
 
     /// Subscribes at all nodes.

@@ -26,9 +26,10 @@ pub(crate) use opening::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
-    Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, steal_by_force,
+    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
+    Leave, Mode, Name, Note, Owner, Owners, Place, ReadNote, Release, Released, RenewBatch,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    steal_by_force,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -280,6 +281,14 @@ impl Store for Quorum {
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         self.inner.annotate(request).await
+    }
+
+    async fn describe(&self, request: Describe) -> Result<()> {
+        self.inner.describe(request).await
+    }
+
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        self.inner.owners(request).await
     }
 
     async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {

@@ -9,9 +9,9 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::preflight::Unfit;
 use crate::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
-    Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
+    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
+    Leave, Mode, Name, Note, Owner, Owners, ReadNote, Release, Released, RenewBatch, Renewed,
+    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
 };
 use crate::sync::Mutex;
 use crate::trace;
@@ -339,6 +339,14 @@ impl Store for PendingNode {
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         self.get()?.annotate(request).await
+    }
+
+    async fn describe(&self, request: Describe) -> Result<()> {
+        self.get()?.describe(request).await
+    }
+
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        self.get()?.owners(request).await
     }
 
     async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {

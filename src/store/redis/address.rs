@@ -4,18 +4,20 @@ use super::errors::{classify, classify_connect, not_connected_in_time};
 use super::tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::outage::Outages;
 use crate::store::preflight::Preflight;
 use crate::store::remote::{Remote, Replicas};
 use fred::clients::{Client, SubscriberClient};
 use fred::error::ErrorKind as Kind;
-use fred::interfaces::ClientLike;
+use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::config::{
     Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, Server, ServerConfig, TcpConfig,
     UnresponsiveConfig,
 };
-use fred::types::{Builder, ConnectHandle};
+use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
 use std::fmt;
 use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 
 const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
@@ -49,6 +51,10 @@ pub(crate) struct Address {
     pub(super) preflight: Preflight,
     /// Its position in a quorum, from 1.
     pub(super) node: Option<usize>,
+    /// Shared by all that connects to these servers.
+    outages: Outages,
+    /// What the server shows as the name of each connection.
+    client_name: String,
 }
 
 impl fmt::Debug for Address {
@@ -72,6 +78,8 @@ impl Address {
             plain_pubsub: false,
             preflight: Preflight::default(),
             node: None,
+            outages: Outages::new(ttl, attempt),
+            client_name: "leasehold".to_owned(),
         })
     }
 
@@ -91,6 +99,11 @@ impl Address {
             tls::configure(&mut self.config, remote)?;
         }
         Ok(self)
+    }
+
+    /// Names the connections that are made.
+    pub(crate) fn named(self, client_name: &str) -> Self {
+        Self { client_name: client_name.to_owned(), ..self }
     }
 
     /// Makes it the address of a node of a quorum, of which `position` counts from 1.
@@ -171,18 +184,28 @@ impl Address {
 
     pub(super) async fn client(&self) -> Result<Served<Client>> {
         let client = self.builder(EVENTS).build().map_err(|error| classify(&error))?;
-        self.init(client).await
+        let served = self.init(client).await?;
+        self.watch(&served.client, Some(served.client.clone()));
+        Ok(served)
     }
 
     pub(super) async fn subscriber(&self) -> Result<Served<SubscriberClient>> {
         let client =
             self.builder(MESSAGES).build_subscriber_client().map_err(|error| classify(&error))?;
-        self.init(client).await
+        let served = self.init(client).await?;
+        // `subscriber.rs` names it again: it must come before the subscriptions.
+        self.watch(&served.client, None);
+        Ok(served)
     }
 
     async fn init<C: ClientLike>(&self, client: C) -> Result<Served<C>> {
+        let place = self.place();
         let error = match timeout(self.connect_timeout() * 2, client.init()).await {
-            Ok(Ok(task)) => return Ok(Served { client, task }),
+            Ok(Ok(task)) => {
+                self.outages.answered(&place);
+                self.name(&client).await;
+                return Ok(Served { client, task });
+            }
             Ok(Err(error)) if *error.kind() != Kind::Timeout => {
                 classify_connect(&error, self.config.tls.is_some())
             }
@@ -190,12 +213,49 @@ impl Address {
         };
         // Otherwise the client would go on trying to connect.
         let _ = timeout(self.attempt, client.quit()).await;
-        Err(error.at(&format!("cannot connect to {}", self.place())))
+        self.outages.failed(&place, &error);
+        Err(error.at(&format!("cannot connect to {place}")))
+    }
+
+    /// Names a connection, for `CLIENT LIST`. A server that refuses that is as good without. fred would not connect to it.
+    pub(super) async fn name(&self, client: &impl ClientLike) {
+        let set = CustomCommand::new_static("CLIENT", ClusterHash::FirstKey, false);
+        let words = vec!["SETNAME", &*self.client_name];
+        let _ = timeout(self.attempt, client.custom::<Value, _>(set, words)).await;
+    }
+
+    /// Reports the outages of a connection until its client ends, and names `again` after a reconnect.
+    fn watch(&self, client: &impl EventInterface, again: Option<Client>) {
+        let (mut failures, mut connects) = (client.error_rx(), client.reconnect_rx());
+        let address = self.clone();
+        tokio::spawn(async move {
+            let (outages, place) = (&address.outages, address.place());
+            loop {
+                tokio::select! {
+                    biased;
+                    failure = failures.recv() => match failure {
+                        // A failure to connect names no server.
+                        Ok((failure, None)) => outages.failed(&place, &classify(&failure)),
+                        Ok((_, Some(_))) | Err(RecvError::Lagged(_)) => {}
+                        Err(RecvError::Closed) => return,
+                    },
+                    connected = connects.recv() => match connected {
+                        Ok(_) | Err(RecvError::Lagged(_)) => {
+                            outages.answered(&place);
+                            if let Some(client) = &again {
+                                address.name(client).await;
+                            }
+                        }
+                        Err(RecvError::Closed) => return,
+                    },
+                }
+            }
+        });
     }
 }
 
 /// The host and the port of a server, or its socket. No user and no password.
-struct Place<'a>(&'a ServerConfig);
+pub(super) struct Place<'a>(pub(super) &'a ServerConfig);
 
 impl fmt::Display for Place<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -43,6 +43,9 @@ macro_rules! compose {
     ($dir:literal, annotate, $publish:literal) => {
         compose!($dir, run, [$publish], ["annotate"])
     };
+    ($dir:literal, describe) => {
+        compose!($dir, run, [], ["describe"])
+    };
     ($dir:literal, renew) => {
         compose!($dir; "common", "check", "noted", "fence_keep", "renew")
     };

@@ -34,7 +34,7 @@ impl Connection {
             match self {
                 Connection::One(node) => {
                     let reply = node.run(script, &call, timeout, false).await;
-                    reply.map_err(|error| classify(&error))
+                    reply.map_err(|error| node.at(classify(&error)))
                 }
                 // Boxed, so that the future stays small where there is one server.
                 Connection::Fleet(fleet) => Box::pin(fleet.run(script, call, timeout)).await,

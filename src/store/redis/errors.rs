@@ -18,7 +18,7 @@ pub(super) fn unsent(why: Option<&Failure>) -> Failure {
 
 /// Returns whether a call was not sent for lack of a connection, so that no other call would be sent either.
 pub(super) fn is_unsent(error: &Error) -> bool {
-    error.fate() == Fate::NotExecuted && error.message().starts_with(NOTHING_SENT)
+    error.fate() == Fate::NotExecuted && error.message().contains(NOTHING_SENT)
 }
 
 /// The texts of fred for commands that it had sent before the connection was lost, and for those that it had not. In neither

@@ -111,7 +111,9 @@ impl Fleet {
                     return reply.map_err(|failure| classify(&failure));
                 }
                 Some(refusal) => refusal,
-                None => return reply.map_err(|failure| self.failed(&failure, &server)),
+                None => {
+                    return reply.map_err(|failure| node.at(self.failed(&failure, &server)));
+                }
             };
             redirections += 1;
             let pause = match refusal {

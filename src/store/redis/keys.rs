@@ -97,6 +97,11 @@ impl Keys {
         ["leasehold_inbox:", &self.prefix]
     }
 
+    /// Returns the key of the description of a manager. It belongs to no name, so it has a slot of its own.
+    pub(super) fn manager<'a>(&'a self, manager: &'a str) -> [&'a str; 3] {
+        [&self.prefix, "leasehold:manager:", manager]
+    }
+
     fn with_suffix(&self, name: &Name, suffix: fmt::Arguments<'_>) -> String {
         format!("{}:{suffix}", self.derived("", name).concat())
     }

@@ -18,6 +18,7 @@ mod fleet;
 mod fleet_subscribers;
 mod keys;
 mod line;
+mod managers;
 mod metadata;
 mod node;
 mod notes;
@@ -47,9 +48,10 @@ use super::mode::Kind;
 use super::options::{Common, in_task};
 use super::remote::Replicas;
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inbox, Inspect,
-    Inspection, Leave, Line, Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed,
-    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
+    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease, Inbox,
+    Inspect, Inspection, Leave, Line, Mode, Name, Note, Owner, Owners, ReadNote, Release, Released,
+    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting,
+    Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -150,8 +152,9 @@ impl RedisStore {
     ///
     /// Safe. If it is dropped, the connections are closed.
     pub async fn connect_with(url: &str, options: &ConnectOptions) -> Result<Self> {
-        let Common { ttl, attempt, remote } = options.common()?;
+        let Common { ttl, attempt, remote, client_name } = options.common()?;
         let address = Address::parse(url, &remote.prefix, ttl, attempt)?.with(&remote)?;
+        let address = address.named(&client_name);
         in_task(Self::open(address, Clock::system())).await
     }
 
@@ -358,6 +361,14 @@ impl Store for RedisStore {
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         self.write_metadata(request).await
+    }
+
+    async fn describe(&self, request: Describe) -> Result<()> {
+        self.write_owner(request).await
+    }
+
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        self.read_owners(request).await
     }
 
     async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {

@@ -1,9 +1,10 @@
 //! A connection to one server.
 
+use super::address::Place;
 use super::errors::{classify, unsent};
 use super::replies::Element;
 use super::scripts::{Failure, Ready, Script};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::Signal;
 use crate::sync::Mutex;
 use fred::clients::Client;
@@ -161,6 +162,14 @@ impl Node {
             Err(_) => {}
         }
         reply
+    }
+
+    /// Puts the server before the message of an outage.
+    pub(super) fn at(&self, error: Error) -> Error {
+        if !error.is_unavailable() {
+            return error;
+        }
+        error.at(&Place(&self.client.client_config().server).to_string())
     }
 
     /// Asks the server about itself.

@@ -118,7 +118,8 @@ pub(super) fn renewals_with_one_key(keys: &Keys, batch: &RenewBatch, item: &Rene
 
 /// Reads the reply of the inspect script.
 pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
-    let (holders, rest) = reply.as_chunks::<4>();
+    let [waiting, holders @ ..] = reply else { return Err(replies::malformed_reply()) };
+    let (holders, rest) = holders.as_chunks::<4>();
     if !rest.is_empty() {
         return Err(replies::malformed_reply());
     }
@@ -131,7 +132,9 @@ pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
         let left = replies::remaining(left.int()?);
         Ok(HolderInfo::new(holder.clone(), count, left).with_mode(mode))
     };
-    Ok(Inspection::new(holders.iter().map(holder).collect::<Result<Vec<_>>>()?))
+    let waiting = u64::try_from(waiting.int()?).ok();
+    let holders = holders.iter().map(holder).collect::<Result<Vec<_>>>()?;
+    Ok(Inspection::new(holders).with_waiting(waiting))
 }
 
 /// Returns the code of a reply that has one element.

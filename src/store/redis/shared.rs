@@ -71,7 +71,11 @@ impl RedisStore {
         match target.mode.kind() {
             Kind::Lock => replies::inspection(&self.run_on(&INSPECT, &target.name, timeout).await?),
             Kind::ReadWrite => {
-                rw::inspection(&self.run_on(&RW_INSPECT, &target.name, timeout).await?)
+                let mut call = Call::of(1);
+                call.key(&self.keys.lock(&target.name));
+                call.text(&self.keys.channel_of(&target).concat());
+                call.text(self.scripts.numsub());
+                rw::inspection(&self.run_call(&RW_INSPECT, call, timeout).await?)
             }
             Kind::Semaphore => {
                 let mut call = permits::of(&self.keys, &target.name, 1);

@@ -117,6 +117,7 @@ pub(super) struct Subscriber {
     channels: Channels,
     /// The channels that were subscribed on this connection and not unsubscribed.
     here: HashSet<String>,
+    address: Address,
     attempt: Duration,
     /// The time between two pings. With the time limit of an attempt it is less than T/3 and a second.
     ping_interval: Duration,
@@ -222,6 +223,8 @@ async fn process_commands(
                     break;
                 }
                 until_in_use(&subscriber.client).await;
+                // Before it is subscribed: then it may do little else.
+                subscriber.address.name(&subscriber.client).await;
                 for channels in subscriber.mark_unsubscribed().chunks(BATCH) {
                     subscriber.subscribe_all(channels).await;
                 }
@@ -250,6 +253,7 @@ impl Subscriber {
             server,
             channels,
             here,
+            address: address.clone(),
             attempt,
             ping_interval,
             pings: 0,

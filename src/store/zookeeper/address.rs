@@ -4,6 +4,7 @@ use super::auth::User;
 use super::liveness::lease_time;
 use super::names::Names;
 use crate::error::{Error, Result};
+use crate::store::outage::Outages;
 use std::time::Duration;
 
 /// With a shorter timeout, ordinary pauses of a machine would end sessions.
@@ -19,6 +20,7 @@ pub(crate) struct Address {
     pub(super) user: Option<User>,
     pub(super) names: Names,
     pub(super) session: Duration,
+    pub(super) outages: Outages,
 }
 
 impl Address {
@@ -53,7 +55,9 @@ impl Address {
         // The server counts whole milliseconds.
         let session = Duration::from_millis(session.as_millis() as u64);
         let names = Names::new(chroot, prefix);
-        Ok(Self { hosts: hosts.to_owned(), user, names, session })
+        // Any of the servers will do, so they fail together.
+        let outages = Outages::new(session, session / 10);
+        Ok(Self { hosts: hosts.to_owned(), user, names, session, outages })
     }
 
     /// Returns the longest time to live of a lease.

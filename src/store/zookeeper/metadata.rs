@@ -4,10 +4,10 @@ use super::errors::{Found, classify, find, in_time, no_session};
 use super::names::parse_record;
 use super::recipe::Recipe;
 use crate::error::Result;
-use crate::store::{Annotate, Metadata, Name, Signal};
+use crate::store::{Annotate, Describe, Metadata, Name, Owner, Owners, Signal};
 use std::sync::Arc;
 use std::time::Duration;
-use zookeeper_client::{AddWatchMode, Error as ZkError};
+use zookeeper_client::{AddWatchMode, CreateMode, Error as ZkError};
 
 impl Recipe {
     /// Writes the description of a holder, or deletes it, if the holder has the name.
@@ -49,6 +49,43 @@ impl Recipe {
                 Err(error) => return Err(classify(error)),
             }
         }
+    }
+
+    /// Keeps the description of a manager in a node that ends with the session, or deletes it.
+    pub(super) async fn describe(&self, request: &Describe) -> Result<()> {
+        let session = self.sessions.current()?;
+        let path = format!("{}/{}", self.names.managers(), request.key());
+        let Some(owner) = &request.owner else { return session.delete(&path).await.map(drop) };
+        let data = text(&Metadata::new(owner.clone(), 0));
+        let link = session.link().await?;
+        if let Found::Yes(_) = find(link.client.set_data(&path, data.as_bytes(), None)).await? {
+            return Ok(());
+        }
+        let forever = CreateMode::Persistent.with_acls(session.acls);
+        link.client.mkdir(&self.names.managers(), &forever).await.map_err(classify)?;
+        let while_alive = CreateMode::Ephemeral.with_acls(session.acls);
+        match link.client.create(&path, data.as_bytes(), &while_alive).await {
+            // A copy of this request.
+            Ok(_) | Err(ZkError::NodeExists) => Ok(()),
+            Err(error) => Err(classify(error)),
+        }
+    }
+
+    /// Returns the descriptions of managers.
+    pub(super) async fn owners(&self, request: &Owners) -> Result<Vec<Option<Owner>>> {
+        let link = self.sessions.current()?.link().await?;
+        let path = |manager: &String| format!("{}/{manager}", self.names.managers());
+        let paths: Vec<_> = request.managers.iter().map(path).collect();
+        // All are sent together.
+        let reads: Vec<_> = paths.iter().map(|path| link.client.get_data(path)).collect();
+        let mut owners = Vec::with_capacity(reads.len());
+        for data in reads {
+            owners.push(match find(data).await? {
+                Found::Yes((data, _)) => read(&data).map(|metadata| metadata.owner),
+                Found::NoNode => None,
+            });
+        }
+        Ok(owners)
     }
 
     /// Sets a signal at each change below the directory of a name, forever.
@@ -109,7 +146,7 @@ pub(super) fn read(data: &[u8]) -> Option<Metadata> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{HolderId, Owner};
+    use crate::store::HolderId;
 
     #[test]
     fn metadata_is_read_beside_the_record() {

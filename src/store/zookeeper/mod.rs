@@ -33,10 +33,10 @@ pub(crate) use address::Address;
 
 use super::options::in_task;
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inbox, Inspect,
-    Inspection, Leave, Line, Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting,
-    Wakeups, Want,
+    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease, Inbox,
+    Inspect, Inspection, Leave, Line, Mode, Name, Note, Owner, Owners, Place, ReadNote, Release,
+    Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target,
+    Wait, Waiting, Wakeups, Want,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -252,6 +252,21 @@ impl Store for ZooKeeperStore {
         self.run(
             move |recipe| async move { in_time(request.timeout, recipe.annotate(request)).await },
         )
+        .await
+    }
+
+    async fn describe(&self, request: Describe) -> Result<()> {
+        self.run(
+            move |recipe| async move { in_time(request.timeout, recipe.describe(&request)).await },
+        )
+        .await
+    }
+
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        self.run(move |recipe| async move {
+            let limit = recipe.read_limit(request.timeout);
+            in_time(limit, recipe.owners(&request)).await
+        })
         .await
     }
 

@@ -10,6 +10,7 @@
 //!                                                     writer, and 0 for others
 //!     p<take>of<size>~<owner>~<sequence>              of permits
 //! <chroot>/leasehold/sessions/<uuid>                  written to keep a session proven
+//! <chroot>/leasehold/managers/<beginning of a uuid>   the description of a manager
 //! ```
 //!
 //! The owner is a holder id, or the uuid of a waiter. The data of a node that holds is the holder id and the hold count, and
@@ -40,6 +41,10 @@ impl Names {
 
     pub(super) fn sessions(&self) -> String {
         format!("{}/sessions", self.root)
+    }
+
+    pub(super) fn managers(&self) -> String {
+        format!("{}/managers", self.root)
     }
 
     /// Returns the directory of a lock.

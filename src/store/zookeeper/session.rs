@@ -196,33 +196,22 @@ impl Session {
         let mut pauses = Pauses::of_rounds(self.timeout);
         for round in 0.. {
             let limit = resuming(self.timeout, round);
+            let mut failure = no_session();
             for host in hosts(address, Some(lost)) {
                 let sent = self.clock.now();
                 match Link::resume(host, address, self.info.clone(), limit).await {
                     Ok(link) if self.is_resumed_by(&link) => {
                         let answered = self.clock.now();
                         self.liveness.send_modify(|liveness| liveness.resumed(sent, answered));
+                        address.outages.answered(&address.hosts);
                         return Some(link);
                     }
                     Ok(_) => return None,
                     Err(ZkError::SessionExpired | ZkError::AuthFailed) => return None,
-                    Err(error) => trace::later(Level::DEBUG, || {
-                        let host = host.to_string();
-                        move || tracing::debug!(%error, host, "not connected")
-                    }),
+                    Err(error) => failure = classify(error),
                 }
             }
-            if round == 0 {
-                trace::later(Level::WARN, || {
-                    let session = format!("{self:?}");
-                    move || {
-                        tracing::warn!(
-                            session,
-                            "no connection to ZooKeeper; trying until there is one"
-                        )
-                    }
-                });
-            }
+            address.outages.failed(&address.hosts, &failure);
             tokio::time::sleep(pauses.next()).await;
         }
         None

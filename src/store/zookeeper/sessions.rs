@@ -155,14 +155,22 @@ async fn open(address: &Address, clock: &Clock) -> Arc<Session> {
     let mut unavailable = Pauses::of_rounds(address.session);
     loop {
         let error = match Session::open(address, clock).await {
-            Ok(session) => return session,
+            Ok(session) => {
+                address.outages.answered(&address.hosts);
+                return session;
+            }
             Err(error) => error,
         };
-        let pauses = if error.is_unavailable() { &mut unavailable } else { &mut refused };
-        trace::later(
-            Level::WARN,
-            || move || tracing::warn!(%error, "no new session with ZooKeeper yet"),
-        );
+        let pauses = if error.is_unavailable() {
+            address.outages.failed(&address.hosts, &error);
+            &mut unavailable
+        } else {
+            trace::later(
+                Level::WARN,
+                || move || tracing::warn!(%error, "no new session with ZooKeeper yet"),
+            );
+            &mut refused
+        };
         tokio::time::sleep(pauses.next()).await;
     }
 }

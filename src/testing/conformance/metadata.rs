@@ -2,10 +2,11 @@
 
 use super::party::*;
 use crate::error::{ErrorKind, Result};
-use crate::store::{Annotate, Inspect, Metadata, Mode, Owner, Wakeups};
+use crate::store::{Annotate, Describe, Inspect, Metadata, Mode, Owner, Owners, Wakeups};
 use crate::testing::Harness;
 use std::time::{Duration, SystemTime};
 use tokio::time::timeout;
+use uuid::Uuid;
 
 fn value(revision: u64) -> Metadata {
     Metadata::new(Owner::new("conformance").version("1"), revision)
@@ -153,5 +154,36 @@ pub async fn metadata_of_a_shared_name_is_refused(harness: &dyn Harness) {
         let party = Party::of(harness, &unique("metadata-shared"), mode).await;
         let error = writes(&party, Some(value(1))).await.expect_err("only exclusive holds tell");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+}
+
+/// See [`Store::describe`](crate::store::Store::describe). A store without it passes, because it refuses it.
+pub async fn description_of_a_manager_is_kept_until_it_is_deleted(harness: &dyn Harness) {
+    let store = harness.store().await;
+    let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
+    let describe = |manager, owner: Option<Owner>| {
+        let request = Describe::new(manager, owner, LONG, PATIENCE);
+        let store = &store;
+        async move { store.describe(request).await }
+    };
+    let known = async || {
+        let keys = [one, other].map(|manager| manager.to_string()[..18].to_owned());
+        store.owners(Owners::new(keys.to_vec(), PATIENCE)).await.expect("the store answers")
+    };
+    let owner = Owner::new("conformance").version("1\n2").host("");
+    if let Err(error) = describe(one, Some(owner.clone())).await {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        return;
+    }
+    assert_eq!(known().await, [Some(owner.clone()), None]);
+    let later = Owner { pid: 7, ..owner };
+    for _ in 0..2 {
+        describe(one, Some(later.clone())).await.expect("it is written again");
+        assert_eq!(known().await, [Some(later.clone()), None]);
+    }
+    describe(other, None).await.expect("there is nothing to delete");
+    for _ in 0..2 {
+        describe(one, None).await.expect("it is deleted");
+        assert_eq!(known().await, [None, None]);
     }
 }

@@ -1,15 +1,19 @@
--- Returns the holders of a read-write lock. `rw_common.lua` comes before.
+-- Returns the holders of a read-write lock, and how many connections listen for it. `rw_common.lua` comes before.
 --
 -- KEYS   lock
--- ARGV   none
--- Reply  for each holder: its id, read or write, its count, its time to live in ms
+-- ARGV   channel of the lock; NUMSUB or SHARDNUMSUB
+-- Reply  the number of subscribers (-1: the server does not tell), then for each holder: its id, read or write, its count, its time to live in ms
 --
 -- Twice is harmless: it writes nothing.
 
-local lock, reply = KEYS[1], {}
+local lock, reply, flat = KEYS[1], {}, { -1 }
+local counted = try('PUBSUB', ARGV[2], ARGV[1])
+if counted[2] then
+  flat[1] = counted[2]
+end
 local mode = mode_of(lock)
 if not mode then
-  return reply
+  return flat
 end
 doing = 'PTTL'
 local left = call('PTTL', lock)
@@ -25,7 +29,6 @@ for i = 1, #fields, 2 do
     reply[#reply + 1] = { field, 'read', count, own }
   end
 end
-local flat = {}
 for _, holder in ipairs(reply) do
   for _, word in ipairs(holder) do
     flat[#flat + 1] = word

@@ -15,6 +15,8 @@ pub(crate) mod name;
 pub(crate) mod note;
 pub(crate) mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
+pub(crate) mod pauses;
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod percent;
 pub(crate) mod preflight;
 mod quorum;

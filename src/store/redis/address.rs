@@ -1,9 +1,12 @@
 //! Makes connections to an address.
 
 use super::errors::{classify, classify_connect, not_connected_in_time};
+use super::health::Refusals;
+use super::scripts::Failure;
 use super::tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::pauses::Pauses;
 use crate::store::preflight::Preflight;
 use crate::store::remote::{Remote, Replicas};
 use fred::clients::{Client, SubscriberClient};
@@ -15,6 +18,10 @@ use fred::types::config::{
 };
 use fred::types::{Builder, ConnectHandle};
 use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -30,8 +37,24 @@ const FIRST_RECONNECT: Duration = Duration::from_millis(20);
 /// connection. When it has ended, whatever the reason, only a fresh client helps.
 pub(super) struct Served<C> {
     pub(super) client: C,
-    #[expect(dead_code, reason = "the owners of connections are about to watch it")]
     pub(super) task: ConnectHandle,
+}
+
+impl<C: ClientLike> Served<C> {
+    /// Closes the connection. Ends the task, if it does not end in time.
+    pub(super) async fn close(self, attempt: Duration) {
+        let _ = timeout(attempt, self.client.quit()).await;
+        self.abort_unless_ended(attempt).await;
+    }
+}
+
+impl<C> Served<C> {
+    /// Ends the task of a client that was closed, if it does not end in time.
+    pub(super) async fn abort_unless_ended(mut self, limit: Duration) {
+        if timeout(limit, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
 }
 
 /// A checked URL and its time limits. Its secrets are never shown.
@@ -49,6 +72,8 @@ pub(crate) struct Address {
     pub(super) preflight: Preflight,
     /// Its position in a quorum, from 1.
     pub(super) node: Option<usize>,
+    /// Of all connections of a store.
+    pub(super) refusals: Arc<Refusals>,
 }
 
 impl fmt::Debug for Address {
@@ -72,6 +97,7 @@ impl Address {
             plain_pubsub: false,
             preflight: Preflight::default(),
             node: None,
+            refusals: Arc::default(),
         })
     }
 
@@ -137,7 +163,7 @@ impl Address {
 
     fn builder(&self, capacity: usize) -> Builder {
         let mut builder = Builder::from_config(self.config.clone());
-        let longest_gap = (self.ttl / 20).clamp(FIRST_RECONNECT, Duration::from_secs(3));
+        let longest_gap = self.longest_pause();
         builder.set_connection_config(ConnectionConfig {
             connection_timeout: self.connect_timeout(),
             internal_command_timeout: self.connect_timeout(),
@@ -165,6 +191,21 @@ impl Address {
         builder
     }
 
+    /// Returns the longest pause between two attempts to connect.
+    pub(super) fn longest_pause(&self) -> Duration {
+        (self.ttl / 20).clamp(FIRST_RECONNECT, Duration::from_secs(3))
+    }
+
+    /// Returns the pauses between attempts to make a fresh client.
+    pub(super) fn pauses(&self) -> Pauses {
+        Pauses::new(FIRST_RECONNECT, self.longest_pause())
+    }
+
+    /// Returns what the log calls the server.
+    pub(super) fn server_name(&self) -> String {
+        self.node.map_or_else(|| self.place(), |at| format!("node {at}"))
+    }
+
     pub(super) fn connect_timeout(&self) -> Duration {
         self.attempt.clamp(CONNECT_TIMEOUT.0, CONNECT_TIMEOUT.1)
     }
@@ -174,24 +215,61 @@ impl Address {
         self.init(client).await
     }
 
+    /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred.
+    pub(super) async fn fresh(&self) -> Result<Served<Client>, Failure> {
+        self.connect(self.builder(EVENTS).build()?).await
+    }
+
     pub(super) async fn subscriber(&self) -> Result<Served<SubscriberClient>> {
         let client =
             self.builder(MESSAGES).build_subscriber_client().map_err(|error| classify(&error))?;
         self.init(client).await
     }
 
+    /// Connects a client. As its `init`, but notices the end of its task, and leaves nothing behind that tries on.
+    async fn connect<C: ClientLike>(&self, client: C) -> Result<Served<C>, Failure> {
+        let waiting = client.clone();
+        let mut connected = pin!(async move { waiting.wait_for_connect().await });
+        begin(connected.as_mut()).await;
+        let mut task = client.connect();
+        let result = tokio::select! {
+            biased;
+            result = timeout(self.connect_timeout() * 2, connected) => {
+                result.unwrap_or_else(|_| Err(Failure::new(Kind::Timeout, "")))
+            }
+            ended = &mut task => match ended {
+                Ok(Err(failure)) => return Err(failure),
+                _ => return Err(Failure::new(Kind::Canceled, "the task of the client has ended")),
+            },
+        };
+        match result {
+            Ok(()) => Ok(Served { client, task }),
+            Err(failure) => {
+                Served { client, task }.close(self.attempt).await;
+                Err(failure)
+            }
+        }
+    }
+
     async fn init<C: ClientLike>(&self, client: C) -> Result<Served<C>> {
-        let error = match timeout(self.connect_timeout() * 2, client.init()).await {
-            Ok(Ok(task)) => return Ok(Served { client, task }),
-            Ok(Err(error)) if *error.kind() != Kind::Timeout => {
+        let error = match self.connect(client).await {
+            Ok(served) => return Ok(served),
+            Err(error) if *error.kind() != Kind::Timeout => {
                 classify_connect(&error, self.config.tls.is_some())
             }
-            Ok(Err(_)) | Err(_) => not_connected_in_time(self.config.tls.is_some()),
+            Err(_) => not_connected_in_time(self.config.tls.is_some()),
         };
-        // Otherwise the client would go on trying to connect.
-        let _ = timeout(self.attempt, client.quit()).await;
         Err(error.at(&format!("cannot connect to {}", self.place())))
     }
+}
+
+/// Polls a future once, so that it hears of what happens from now on.
+async fn begin<F: Future>(mut future: Pin<&mut F>) {
+    poll_fn(|context| {
+        let _ = future.as_mut().poll(context);
+        Poll::Ready(())
+    })
+    .await;
 }
 
 /// The host and the port of a server, or its socket. No user and no password.

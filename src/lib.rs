@@ -199,6 +199,7 @@ mod metrics;
 mod multi_lock;
 mod observe;
 mod once;
+mod panics;
 mod runtime;
 mod rw_lock;
 mod semaphore;

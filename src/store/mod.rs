@@ -17,6 +17,8 @@ pub(crate) mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 pub(crate) mod outage;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
+pub(crate) mod pauses;
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod percent;
 pub(crate) mod preflight;
 mod quorum;

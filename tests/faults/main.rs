@@ -1,15 +1,19 @@
 //! Faults around leases on one Redis server: of processes, networks, servers, connections and replies. The tests check what the
 //! holder sees, what a waiter gets, and by when; `tests/FAULTS.md` has the table.
 
+mod broken;
 mod dropped;
 mod leaders;
+mod limits;
 mod line;
 mod link;
+mod names;
 mod network;
 mod phases;
 mod process;
 mod refusals;
 mod replies;
+mod roles;
 mod server;
 mod stalls;
 mod wire;

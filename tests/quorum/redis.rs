@@ -541,3 +541,35 @@ async fn documented_rights_are_enough_for_a_quorum() {
         lease.unlock().await.expect("held");
     }
 }
+
+/// A managed endpoint as a node: its server is demoted and keeps its connections, new ones lead to the next primary.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_that_is_demoted_behind_its_address_votes_again() {
+    let servers = Servers::start(3);
+    let next = Server::start_with(&["--replicaof", "127.0.0.1", &servers.0[2].port().to_string()]);
+    let proxy = Proxy::start(servers.0[2].port());
+    let urls = [servers.0[0].url(), servers.0[1].url(), proxy.url()].join(",");
+    // Servers count once they are old enough.
+    eventually(LONG, || servers.uptime(2) > T.as_secs() + 2).await;
+    let leases = connect(&urls).await;
+    let held = lock(&leases, "job").await;
+    eventually(LONG, || matches!(next.command(&["EXISTS", "job"]), Reply::Int(1))).await;
+    next.command(&["REPLICAOF", "NO", "ONE"]);
+    proxy.lead_new_to(next.port());
+    servers.0[2].command(&["REPLICAOF", "127.0.0.1", &next.port().to_string()]);
+    // A key at the next primary shows that the node is asked there, and grants.
+    let start = Instant::now();
+    for round in 0.. {
+        let name = format!("free {round}");
+        let mut lock = leases.lock(&name);
+        let lease = within(LONG, lock.lock()).await.expect("two nodes grant");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if next.command(&["EXISTS", &name]).int() == 1 {
+            lease.unlock().await.expect("a release");
+            break;
+        }
+        assert!(start.elapsed() < LONG, "the node stays at the server that was demoted");
+    }
+    assert_eq!(held.state(), LeaseState::Held);
+    held.unlock().await.expect("a release");
+}

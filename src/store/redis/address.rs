@@ -1,10 +1,13 @@
 //! Makes connections to an address.
 
 use super::errors::{classify, classify_connect, not_connected_in_time};
+use super::health::Refusals;
+use super::scripts::Failure;
 use super::tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::outage::Outages;
+use crate::store::pauses::Pauses;
 use crate::store::preflight::Preflight;
 use crate::store::remote::{Remote, Replicas};
 use fred::clients::{Client, SubscriberClient};
@@ -16,6 +19,10 @@ use fred::types::config::{
 };
 use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
 use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
@@ -32,8 +39,24 @@ const FIRST_RECONNECT: Duration = Duration::from_millis(20);
 /// connection. When it has ended, whatever the reason, only a fresh client helps.
 pub(super) struct Served<C> {
     pub(super) client: C,
-    #[expect(dead_code, reason = "the owners of connections are about to watch it")]
     pub(super) task: ConnectHandle,
+}
+
+impl<C: ClientLike> Served<C> {
+    /// Closes the connection. Ends the task, if it does not end in time.
+    pub(super) async fn close(self, attempt: Duration) {
+        let _ = timeout(attempt, self.client.quit()).await;
+        self.abort_unless_ended(attempt).await;
+    }
+}
+
+impl<C> Served<C> {
+    /// Ends the task of a client that was closed, if it does not end in time.
+    pub(super) async fn abort_unless_ended(mut self, limit: Duration) {
+        if timeout(limit, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
 }
 
 /// A checked URL and its time limits. Its secrets are never shown.
@@ -55,6 +78,8 @@ pub(crate) struct Address {
     outages: Outages,
     /// What the server shows as the name of each connection.
     client_name: String,
+    /// Of all connections of a store.
+    pub(super) refusals: Arc<Refusals>,
 }
 
 impl fmt::Debug for Address {
@@ -80,6 +105,7 @@ impl Address {
             node: None,
             outages: Outages::new(ttl, attempt),
             client_name: "leasehold".to_owned(),
+            refusals: Arc::default(),
         })
     }
 
@@ -150,7 +176,7 @@ impl Address {
 
     fn builder(&self, capacity: usize) -> Builder {
         let mut builder = Builder::from_config(self.config.clone());
-        let longest_gap = (self.ttl / 20).clamp(FIRST_RECONNECT, Duration::from_secs(3));
+        let longest_gap = self.longest_pause();
         builder.set_connection_config(ConnectionConfig {
             connection_timeout: self.connect_timeout(),
             internal_command_timeout: self.connect_timeout(),
@@ -178,6 +204,21 @@ impl Address {
         builder
     }
 
+    /// Returns the longest pause between two attempts to connect.
+    pub(super) fn longest_pause(&self) -> Duration {
+        (self.ttl / 20).clamp(FIRST_RECONNECT, Duration::from_secs(3))
+    }
+
+    /// Returns the pauses between attempts to make a fresh client.
+    pub(super) fn pauses(&self) -> Pauses {
+        Pauses::new(FIRST_RECONNECT, self.longest_pause())
+    }
+
+    /// Returns what the log calls the server.
+    pub(super) fn server_name(&self) -> String {
+        self.node.map_or_else(|| self.place(), |at| format!("node {at}"))
+    }
+
     pub(super) fn connect_timeout(&self) -> Duration {
         self.attempt.clamp(CONNECT_TIMEOUT.0, CONNECT_TIMEOUT.1)
     }
@@ -185,6 +226,13 @@ impl Address {
     pub(super) async fn client(&self) -> Result<Served<Client>> {
         let client = self.builder(EVENTS).build().map_err(|error| classify(&error))?;
         let served = self.init(client).await?;
+        self.watch(&served.client, Some(served.client.clone()));
+        Ok(served)
+    }
+
+    /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred.
+    pub(super) async fn fresh(&self) -> Result<Served<Client>, Failure> {
+        let served = self.connect(self.builder(EVENTS).build()?).await?;
         self.watch(&served.client, Some(served.client.clone()));
         Ok(served)
     }
@@ -199,22 +247,57 @@ impl Address {
     }
 
     async fn init<C: ClientLike>(&self, client: C) -> Result<Served<C>> {
-        let place = self.place();
-        let error = match timeout(self.connect_timeout() * 2, client.init()).await {
-            Ok(Ok(task)) => {
-                self.outages.answered(&place);
-                self.name(&client).await;
-                return Ok(Served { client, task });
+        self.connect(client).await.map_err(|failure| {
+            self.explain(&failure).at(&format!("cannot connect to {}", self.place()))
+        })
+    }
+
+    fn explain(&self, failure: &Failure) -> Error {
+        let tls = self.config.tls.is_some();
+        match failure.kind() {
+            Kind::Timeout => not_connected_in_time(tls),
+            _ => classify_connect(failure, tls),
+        }
+    }
+
+    /// Connects a client and names its connection. Reports whether the server has answered.
+    async fn connect<C: ClientLike>(&self, client: C) -> Result<Served<C>, Failure> {
+        match self.try_to_connect(client).await {
+            Ok(served) => {
+                self.outages.answered(&self.place());
+                self.name(&served.client).await;
+                Ok(served)
             }
-            Ok(Err(error)) if *error.kind() != Kind::Timeout => {
-                classify_connect(&error, self.config.tls.is_some())
+            Err(failure) => {
+                self.outages.failed(&self.place(), &self.explain(&failure));
+                Err(failure)
             }
-            Ok(Err(_)) | Err(_) => not_connected_in_time(self.config.tls.is_some()),
+        }
+    }
+
+    /// As the `init` of a client, but notices the end of its task, and leaves nothing behind that tries on.
+    async fn try_to_connect<C: ClientLike>(&self, client: C) -> Result<Served<C>, Failure> {
+        let waiting = client.clone();
+        let mut connected = pin!(async move { waiting.wait_for_connect().await });
+        begin(connected.as_mut()).await;
+        let mut task = client.connect();
+        let result = tokio::select! {
+            biased;
+            result = timeout(self.connect_timeout() * 2, connected) => {
+                result.unwrap_or_else(|_| Err(Failure::new(Kind::Timeout, "")))
+            }
+            ended = &mut task => match ended {
+                Ok(Err(failure)) => return Err(failure),
+                _ => return Err(Failure::new(Kind::Canceled, "the task of the client has ended")),
+            },
         };
-        // Otherwise the client would go on trying to connect.
-        let _ = timeout(self.attempt, client.quit()).await;
-        self.outages.failed(&place, &error);
-        Err(error.at(&format!("cannot connect to {place}")))
+        match result {
+            Ok(()) => Ok(Served { client, task }),
+            Err(failure) => {
+                Served { client, task }.close(self.attempt).await;
+                Err(failure)
+            }
+        }
     }
 
     /// Names a connection, for `CLIENT LIST`. A server that refuses that is as good without. fred would not connect to it.
@@ -252,6 +335,15 @@ impl Address {
             }
         });
     }
+}
+
+/// Polls a future once, so that it hears of what happens from now on.
+async fn begin<F: Future>(mut future: Pin<&mut F>) {
+    poll_fn(|context| {
+        let _ = future.as_mut().poll(context);
+        Poll::Ready(())
+    })
+    .await;
 }
 
 /// The host and the port of a server, or its socket. No user and no password.

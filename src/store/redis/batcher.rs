@@ -8,6 +8,7 @@
 //! That task waits for no caller: a caller that does not poll its request delays only itself.
 
 use super::calls::{BATCH_SIZE, Batched, CallContext, Item, Waiting, in_place, run_alone};
+use crate::panics::caught;
 use crate::store::StoreFuture;
 use crate::together::{is_one_of_several, send_with_others};
 use std::future::{Future, poll_fn};
@@ -63,7 +64,7 @@ impl Batcher {
         let work = async move {
             let _end = end;
             let inbox = Mutex::new(inbox);
-            tokio::join!(send_batches(&shared, &inbox), send_batches(&shared, &inbox));
+            tokio::join!(keep_sending(&shared, &inbox), keep_sending(&shared, &inbox));
             shared.context.connection.close().await;
         };
         (batcher, work)
@@ -111,6 +112,30 @@ impl Batcher {
     }
 }
 
+/// Sends the items of the inbox until no handle is left. A call that panics takes only its own items with it.
+async fn keep_sending(shared: &Shared, inbox: &Mutex<Inbox>) {
+    while caught("batcher", send_batches(shared, inbox)).await.is_none() {}
+}
+
+/// Counts items in flight for as long as it lives.
+struct InFlight<'a> {
+    shared: &'a Shared,
+    count: usize,
+}
+
+impl<'a> InFlight<'a> {
+    fn new(shared: &'a Shared, count: usize) -> Self {
+        shared.in_flight.fetch_add(count, Ordering::AcqRel);
+        Self { shared, count }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.shared.in_flight.fetch_sub(self.count, Ordering::AcqRel);
+    }
+}
+
 /// Sends the items of the inbox, up to a hundred in a call.
 async fn send_batches(shared: &Shared, inbox: &Mutex<Inbox>) {
     loop {
@@ -118,10 +143,9 @@ async fn send_batches(shared: &Shared, inbox: &Mutex<Inbox>) {
         if items.is_empty() {
             return;
         }
-        let count = items.len();
-        shared.in_flight.fetch_add(count, Ordering::AcqRel);
+        let in_flight = InFlight::new(shared, items.len());
         let result = shared.context.call(items).await;
-        shared.in_flight.fetch_sub(count, Ordering::AcqRel);
+        drop(in_flight);
         // If the other loop has the inbox, it meets the same error itself.
         if let (Err(error), Ok(mut inbox)) = (result, inbox.try_lock()) {
             while let Ok(item) = inbox.try_recv() {

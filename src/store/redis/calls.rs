@@ -10,6 +10,7 @@ use super::scripts::{Call, Script};
 use super::sets::AcquireAll;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
+use crate::panics::run_wakers;
 use crate::store::{Acquire, Release, StoreFuture};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -71,9 +72,33 @@ pub(super) struct Waiting<R: Request, P> {
     request: R,
     /// Whether its task waits for other requests that were sent with it.
     of_several: bool,
-    reply_tx: oneshot::Sender<Result<R::Verdict>>,
+    reply_to: ReplyTo<Result<R::Verdict>>,
     verdict: Option<Result<R::Verdict>>,
     pending: P,
+}
+
+/// Where the verdict of a request goes. Sending it, or dropping this, runs the waker of the caller, which may panic. That
+/// must not reach the task that answers others.
+struct ReplyTo<T>(Option<oneshot::Sender<T>>);
+
+impl<T> ReplyTo<T> {
+    fn is_closed(&self) -> bool {
+        self.0.as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    fn send(mut self, verdict: T) {
+        let sender = self.0.take();
+        // If the receiver is gone, the verdict is dropped: the contract of `Store` allows it.
+        run_wakers(|| drop(sender.map(|sender| sender.send(verdict))));
+    }
+}
+
+impl<T> Drop for ReplyTo<T> {
+    fn drop(&mut self) {
+        if let Some(sender) = self.0.take() {
+            run_wakers(|| drop(sender));
+        }
+    }
 }
 
 /// The reply to one item of a call.
@@ -239,12 +264,15 @@ impl CallContext {
 impl<R: Request, P> Waiting<R, P> {
     /// Returns a waiting request, and the future of its verdict.
     pub(super) fn new(request: R, pending: P, of_several: bool) -> (Self, StoreFuture<R::Verdict>) {
-        let (reply_tx, verdict) = oneshot::channel();
+        let (sender, verdict) = oneshot::channel();
         let verdict =
             Box::pin(
                 async move { verdict.await.unwrap_or_else(|_| Err(replies::connection_closed())) },
             );
-        (Self { request, of_several, reply_tx, verdict: None, pending }, verdict)
+        (
+            Self { request, of_several, reply_to: ReplyTo(Some(sender)), verdict: None, pending },
+            verdict,
+        )
     }
 
     fn read(&mut self, context: &CallContext, reply: ItemReply<'_>) {
@@ -255,8 +283,7 @@ impl<R: Request, P> Waiting<R, P> {
         // Before the verdict: the caller may send its next request at once, and that one should count as alone.
         drop(self.pending);
         if let Some(verdict) = self.verdict {
-            // If the receiver is gone, the verdict is dropped: the contract of `Store` allows it.
-            drop(self.reply_tx.send(verdict));
+            self.reply_to.send(verdict);
         }
     }
 
@@ -290,9 +317,9 @@ impl<P> Item<P> {
     /// Returns whether the caller has gone.
     fn is_given_up(&self) -> bool {
         match self {
-            Item::Acquire(one) => one.reply_tx.is_closed(),
-            Item::AcquireAll(one) => one.reply_tx.is_closed(),
-            Item::Release(one) => one.reply_tx.is_closed(),
+            Item::Acquire(one) => one.reply_to.is_closed(),
+            Item::AcquireAll(one) => one.reply_to.is_closed(),
+            Item::Release(one) => one.reply_to.is_closed(),
         }
     }
 

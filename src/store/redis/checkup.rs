@@ -4,6 +4,7 @@
 //! shard, or what answers at the address after a reconnect. Only connecting can refuse; later findings are warnings.
 
 use super::connection::{Connection, Connector, Destination};
+use super::health::field;
 use super::replies;
 use super::routes::Routes;
 use crate::error::{Error, Fate, Result};
@@ -182,11 +183,6 @@ fn is_refusal(error: &Error) -> bool {
     let words = replies::words_of(error).unwrap_or_default();
     let is_passing = error.is_unavailable() && error.fate() == Fate::NotExecuted;
     words.starts_with("NOPERM ") || (words.starts_with("ERR ") && !is_passing)
-}
-
-/// Returns a field of a reply to `INFO`.
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 /// Returns what is wrong with a server, by its reply to `INFO`.

@@ -87,11 +87,7 @@ impl Connector {
     pub(super) async fn connect(&self) -> Result<Connection> {
         let Self { address, routes, reconnects, .. } = self;
         Ok(match routes {
-            None => Connection::One(Node::new(
-                address.client().await?.client,
-                address.attempt,
-                reconnects,
-            )),
+            None => Connection::One(Node::new(address.client().await?, address, reconnects)),
             Some(routes) => Connection::Fleet(Fleet::connect(address, routes, reconnects).await?),
         })
     }

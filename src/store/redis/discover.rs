@@ -161,7 +161,7 @@ async fn ask_node(
     let (slots, sharded) = match pool {
         Some(pool) => {
             let connection = pool.node(&node).await?;
-            (ask(connection.client(), "CLUSTER", "SLOTS").await, false)
+            (ask(&connection.client(), "CLUSTER", "SLOTS").await, false)
         }
         None => {
             let client = address.client().await?.client;

@@ -7,6 +7,7 @@ use super::replies::Element;
 use super::routes::Routes;
 use super::scripts::{Failure, Ready, Script};
 use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::panics::caught;
 use crate::store::Signal;
 use fred::types::config::Server;
 use std::sync::Arc;
@@ -45,7 +46,10 @@ impl Fleet {
     ) -> Result<Arc<Self>> {
         let pool = Arc::new(Pool::new(address.clone(), reconnects.clone()));
         let (nodes, ended) = (Arc::clone(&pool.nodes), pool.ended.clone());
-        tokio::spawn(prune(Arc::clone(routes), nodes, ended));
+        let followed = Arc::clone(routes);
+        tokio::spawn(async move {
+            while caught("pool", prune(&followed, &nodes, &ended)).await.is_none() {}
+        });
         let mut connecting = JoinSet::new();
         for server in routes.servers() {
             let pool = Arc::clone(&pool);
@@ -165,7 +169,7 @@ impl Fleet {
 }
 
 /// Closes connections to servers that are no longer primaries, and in the end all.
-async fn prune(routes: Arc<Routes>, nodes: Arc<Nodes>, ended: CancellationToken) {
+async fn prune(routes: &Routes, nodes: &Nodes, ended: &CancellationToken) {
     let mut changes = routes.changes();
     loop {
         let some_are_new = nodes.any_redirected();

@@ -16,6 +16,8 @@ mod discover;
 mod errors;
 mod fleet;
 mod fleet_subscribers;
+mod health;
+mod keeper;
 mod keys;
 mod line;
 mod managers;

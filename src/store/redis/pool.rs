@@ -56,7 +56,7 @@ impl NodeSlot {
                 return Err(error.clone());
             }
             match address.client().await {
-                Ok(client) => Ok(Node::new(client.client, address.attempt, reconnects)),
+                Ok(served) => Ok(Node::new(served, address, reconnects)),
                 Err(error) => {
                     let error = error.with_fate(Fate::NotExecuted);
                     *failed() = Some((Instant::now(), error.clone()));

@@ -4,12 +4,14 @@
 //! `holder_process` calls [`serve`]. Commands go to its standard input, a line each; what happens comes
 //! from its standard output, a line each, with the time by `CLOCK_BOOTTIME`.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::env;
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
 use std::mem;
 use std::process::{self, Child, ChildStdin, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -170,7 +172,8 @@ fn say(text: &str) {
 /// Is the holder, if this process is meant to be one.
 ///
 /// Commands: `connect URL MILLISECONDS`, `lock NAME`, `fair NAME` (a fair lock), `steal NAME`, `lead NAME VALUE`, `churn NAME` (locks and unlocks for ever),
-/// `watch NAME` (checks all the time, until refused), `state NAME`, `unlock NAME`, `drop NAME`, `close`.
+/// `try NAME` (tries once, and unlocks), `exhaust threads` and `exhaust files` (until the system gives no more), `relieve` (ends
+/// that), `watch NAME` (checks all the time, until refused), `state NAME`, `unlock NAME`, `drop NAME`, `close`.
 /// It closes by itself on SIGTERM, and ends at the end of its input.
 pub fn serve() {
     if env::var_os(VARIABLE).is_none() {
@@ -209,6 +212,51 @@ type Held = Arc<Mutex<HashMap<String, Arc<Lease>>>>;
 struct Process {
     leases: Option<LeaseManager>,
     held: Held,
+    /// What was taken from the system.
+    taken: Vec<Box<dyn Any>>,
+}
+
+/// A thread that waits until this is dropped.
+struct Parked(Option<(mpsc::Sender<()>, thread::JoinHandle<()>)>);
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        if let Some((end, thread)) = self.0.take() {
+            drop(end);
+            thread.join().expect("it only waits");
+        }
+    }
+}
+
+fn parked() -> io::Result<Parked> {
+    let (end, wait) = mpsc::channel();
+    let thread = thread::Builder::new().spawn(move || {
+        let _ = wait.recv();
+    })?;
+    Ok(Parked(Some((end, thread))))
+}
+
+/// Takes as many as the system gives, of which there must be a limit.
+fn exhaust<T: Any>(taken: &mut Vec<Box<dyn Any>>, take: impl Fn() -> io::Result<T>) -> usize {
+    const MANY: usize = 5_000;
+    let before = taken.len();
+    while let Ok(one) = take() {
+        taken.push(Box::new(one));
+        assert!(taken.len() - before < MANY, "there is no limit");
+    }
+    taken.len() - before
+}
+
+async fn try_once(leases: LeaseManager, name: String) {
+    let tried = leases.lock(&name).try_lock().await;
+    match tried {
+        Ok(Some(lease)) => {
+            let _ = lease.unlock().await;
+            say(&format!("tried {name} Granted"));
+        }
+        Ok(None) => say(&format!("tried {name} Busy")),
+        Err(error) => say(&format!("tried {name} {:?}", error.kind())),
+    }
 }
 
 impl Process {
@@ -238,6 +286,22 @@ impl Process {
             ["churn", name] => {
                 let (leases, name) = (self.manager(), name.to_owned());
                 tokio::spawn(churn(leases, name));
+            }
+            ["try", name] => {
+                let (leases, name) = (self.manager(), name.to_owned());
+                tokio::spawn(try_once(leases, name));
+            }
+            ["exhaust", what] => {
+                let count = match what {
+                    "threads" => exhaust(&mut self.taken, parked),
+                    "files" => exhaust(&mut self.taken, || File::open("/dev/null")),
+                    _ => panic!("nothing that can be exhausted: {what}"),
+                };
+                say(&format!("exhausted {what} {count}"));
+            }
+            ["relieve"] => {
+                self.taken.clear();
+                say("relieved");
             }
             ["watch", name] => {
                 let lease = self.lease(name);

@@ -173,6 +173,12 @@ impl Proxy {
         });
     }
 
+    /// New connections lead to the server on another port; those there are stay open, as behind a service whose
+    /// server was demoted.
+    pub fn lead_new_to(&self, upstream_port: u16) {
+        self.control.send_modify(|control| control.upstream_port = upstream_port);
+    }
+
     /// Closes all connections there are; new ones work.
     pub fn close_all(&self) {
         self.control.send_modify(|control| control.generation += 1);

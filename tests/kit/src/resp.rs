@@ -89,14 +89,24 @@ impl Resp {
     /// Connects to a port of 127.0.0.1.
     #[track_caller]
     pub fn connect(port: u16) -> Self {
-        match Self::try_connect(port) {
+        Self::connect_to(Ipv4Addr::LOCALHOST, port)
+    }
+
+    /// Connects to another address of this machine.
+    #[track_caller]
+    pub fn connect_to(address: Ipv4Addr, port: u16) -> Self {
+        match Self::try_connect_to(address, port) {
             Ok(connection) => connection,
-            Err(error) => panic!("cannot connect to 127.0.0.1:{port}: {error}"),
+            Err(error) => panic!("cannot connect to {address}:{port}: {error}"),
         }
     }
 
     pub fn try_connect(port: u16) -> io::Result<Self> {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+        Self::try_connect_to(Ipv4Addr::LOCALHOST, port)
+    }
+
+    fn try_connect_to(address: Ipv4Addr, port: u16) -> io::Result<Self> {
+        let stream = TcpStream::connect((address, port))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;

@@ -137,6 +137,13 @@ impl Server {
         connection
     }
 
+    /// Closes the connections of all clients.
+    pub fn kill_clients(&self) {
+        let mut connection = self.connection();
+        connection.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        connection.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    }
+
     /// Kills the server at once, as a crash would; with it goes all it held.
     pub fn kill(&self) {
         if let Some(Process { mut child, .. }) = self.process().take() {

@@ -3,7 +3,7 @@
 use http::{Request, Response};
 use leasehold::store::MemoryStore;
 use leasehold::testing::{Call, Fault, FaultyStore, Rule};
-use leasehold::tower::{FENCE, FenceGuard};
+use leasehold::tower::{FENCE_HEADER, FenceGuard};
 use leasehold::{Error, ErrorKind, LeaseManager, Metrics};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use std::convert::Infallible;
@@ -187,7 +187,7 @@ async fn series_are_all_there_at_zero_and_move() {
     // A resource that refuses the write of an earlier holder.
     let mut resource = FenceGuard::new(|_: &Request<()>| Some("row".to_owned())).layer(Rows);
     for (fence, status) in [(2, 200), (1, 412)] {
-        let request = Request::put("/").header(FENCE, fence).body(()).unwrap();
+        let request = Request::put("/").header(FENCE_HEADER, fence).body(()).unwrap();
         assert_eq!(resource.call(request).await.unwrap().status(), status);
     }
     until(&scrape, "leasehold_fence_refused", &[all], 1.0).await;

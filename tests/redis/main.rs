@@ -10,6 +10,7 @@ mod fair;
 mod handoff;
 mod jobs;
 mod loss;
+mod mixed;
 mod moving;
 mod preflight;
 mod resends;

@@ -74,7 +74,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     }
 
     let balances: Vec<i64> = bank.iter().map(|account| account.load(Relaxed)).collect();
-    println!("{done} transfers by 20 clerks, {refused} refused for want of money");
+    println!("{done} transfers by 20 clerks, {refused} refused: not enough money");
     println!("balances: {balances:?}");
     let total: i64 = balances.iter().sum();
     if total != BALANCE * ACCOUNTS as i64 || balances.iter().any(|balance| *balance < 0) {

@@ -31,7 +31,7 @@ async fn make_ids(slot: &Slot, count: u32) -> leasehold::Result<Vec<Id>> {
 
 async fn run() -> Result<(), Box<dyn Error>> {
     let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "memory:".into());
-    let leases = LeaseManager::builder().require_fencing().connect(&url).await?;
+    let leases = LeaseManager::builder().require_fencing(true).connect(&url).await?;
     // Twelve workers for four numbers: the others wait for their turn.
     let workers = leases.slots("leasehold-example:worker", 4);
 

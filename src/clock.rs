@@ -1,4 +1,5 @@
-//! Provides the one source of time: `now` and `sleep` of the same clock.
+//! Provides the clock of a [`Store`](crate::store::Store): only for authors of one. It has `now` and `sleep` of the same
+//! clock.
 //!
 //! Deadlines are never taken from the wall clock. On Linux the clock is `CLOCK_BOOTTIME`,
 //! which continues while the machine is suspended, as the server's time to live does.

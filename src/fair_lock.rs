@@ -72,8 +72,6 @@ impl FairLock {
         self.handle.name()
     }
 
-    setters!(class label min_hold lock_delay stall_after warn_held);
-
     /// Waits until this handle holds the lock.
     ///
     /// Re-enters at once, one level deeper, while a lease of this handle is alive.
@@ -218,6 +216,11 @@ impl FairLock {
             finish(result, lease.unlock().await, self.name())
         }
     }
+}
+
+// After the calls, which a reader looks for first.
+impl FairLock {
+    setters!(class label min_hold lock_delay stall_after warn_held);
 }
 
 impl fmt::Debug for FairLock {

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 /// [`cancellation_token`](Lease::cancellation_token) fires before the store can grant the name to another holder.
 ///
 /// A lease is owned and can be moved to another task; it still belongs to the flow of control of the
-/// [`Lock`](crate::Lock) that returned it.
+/// [`Lock`](crate::Lock) that returned it. While it lives anywhere, that handle re-enters at once.
 ///
 /// # Keep it in a variable
 ///
@@ -376,9 +376,10 @@ impl Lease {
     ///
     /// When the lease is lost, `future` is dropped at once, at its current await. Tasks that it has spawned continue: give
     /// them the [`cancellation_token`](Lease::cancellation_token). So do programs that it has started: set tokio's
-    /// `Command::kill_on_drop`, and mind that a program which has started others ends alone. A future that blocks its thread cannot be dropped until
-    /// it yields. If `future` returns a `Result`, there are two of them, `lease.run(work()).await??`: the outer error is a
-    /// loss, the inner one is that of the work.
+    /// `Command::kill_on_drop`, and mind that a program which has started others ends alone. A future that blocks its
+    /// thread cannot be dropped until it yields. If `future` returns a `Result`, there are two of them,
+    /// `lease.run(work()).await??`: the outer error is a loss, the inner one is that of the
+    /// work.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Provides distributed locks for tokio. A lease that is lost reports it before another holder can acquire the name.
+//! Provides distributed locks for tokio. When a lease is lost, you learn of it before another holder can acquire the name.
 //!
 //! A [`LeaseManager`] connects to a store: Redis, ZooKeeper, or the memory of this process. It creates a [`Lock`] for a
 //! name. Locking it returns a [`Lease`], which a watchdog renews until it is released.
@@ -25,7 +25,8 @@
 //! # }
 //! ```
 //!
-//! `Ok(None)` means that the name is taken. An [`Error`] means that this is not known, or that the call was refused.
+//! `Ok(None)` means that the name is taken. An [`Error`] means that the store refused the call or gave no answer; the
+//! name may be free or taken.
 //! Keep the lease in a variable: `let _lease = ..`, not `let _ = ..`, which [releases it at
 //! once](guide::reentrancy#keep-the-lease-in-a-variable). A lock does not remember that work was done: see [a lock does
 //! not remember](guide::guarantees#a-lock-does-not-remember), and [`once`](LeaseManager::once) for jobs that run once.
@@ -41,7 +42,7 @@
 //! # Nested locking
 //!
 //! A handle belongs to one *flow of control*: code whose steps run one after the other, across calls and awaits. `&mut`
-//! is the proof. Pass the handle to a nested call, and that call re-enters at once. A nested call that makes a handle
+//! lets the compiler check it. Pass the handle to a nested call, and that call re-enters at once. A nested call that makes a handle
 //! of its own [waits for its caller](guide::reentrancy#two-handles-wait-for-each-other) forever.
 //!
 //! ```
@@ -114,6 +115,11 @@
 //! # }
 //! ```
 //!
+//! # Test
+//!
+//! [`LeaseManager::in_memory`] runs the same engine without a server, also with paused time. With the feature `testing`,
+//! [`FaultyStore`](testing::FaultyStore) fails on request. [`guide::testing`] shows how to cause each loss and each error.
+//!
 //! # Guide
 //!
 //! - [`guarantees`](guide::guarantees), [`fencing`](guide::fencing), [`reentrancy`](guide::reentrancy): what a lease
@@ -128,11 +134,13 @@
 //! - [`errors`](guide::errors): what to do for each kind of error.
 //! - [`operations`](guide::operations): events, metrics, alerts and health checks.
 //! - [`performance`](guide::performance), [`comparison`](guide::comparison): measured, beside other crates.
-//! - [`testing`](guide::testing), [`faults`](guide::faults): paused time, injected failures, and the table of faults.
+//! - [`migrating`](guide::migrating): coming from Redisson, redsync or ShedLock.
+//! - [`testing`](guide::testing), [`faults`](guide::faults): paused time, injected failures, and what can go wrong.
 //!
 //! # Types
 //!
-//! - [`LeaseManager`] is the connection to a store and the source of locks. Its clones are the same manager.
+//! - [`LeaseManager`] is the connection to a store and the source of locks. Clones share one
+//!   connection and one watchdog.
 //! - [`Builder`] has its settings.
 //! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names.
 //! - [`FairLock`] is a handle on one name that serves the waiters of all processes in the order of arrival; [`Waiting`] is
@@ -153,8 +161,9 @@
 //! - [`CloseError`] lists the names that `close` could not release.
 //! - [`HolderInfo`] describes the holder of a name, for people and dashboards; [`Metadata`] is its description of itself,
 //!   [`Owner`] the process.
-//! - [`Observer`] and [`Events`] see what happens, as [`Event`]s with an [`EventKind`]; [`Stats`] counts it, [`Health`]
-//!   says whether a manager works, and a [`Holding`] is one hold of a manager. [`Metrics`] is an observer.
+//! - An [`Observer`] (a callback) or [`Events`] (a stream) receives each [`Event`]; its [`EventKind`] says what happened.
+//!   [`Stats`] has the counts, [`Health`] says whether a manager works, and a [`Holding`] is one hold of a manager.
+//!   [`Metrics`] is an observer.
 //! - [`store::Store`] is the interface to a store; implement it for a store of your own.
 //!
 //! # Features
@@ -164,7 +173,7 @@
 //! - `zookeeper`: the ZooKeeper store.
 //! - `metrics`: [`Metrics`], an observer for the crate `metrics`.
 //! - `tower`: layers for axum, tonic, hyper and tower, in [`tower`].
-//! - `testing`: a conformance suite for stores, and a store that fails on request.
+//! - `testing`: for your tests: a store that fails on request, and a conformance suite for stores.
 
 // On docs.rs, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -231,7 +240,10 @@ pub use once::{Job, Once};
 pub use rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
 pub use semaphore::{Permit, Semaphore, Usage};
 pub use slots::{Slot, Slots};
-pub use store::{Act, HolderInfo, Metadata, Note, Owner, Preflight, Waiting};
+pub use store::{
+    Act, Check, Closed, Finding, HolderId, HolderInfo, Mark, Metadata, Mode, Note, Owner,
+    Preflight, Unfit, Waiting,
+};
 pub use tokio_util::sync::CancellationToken;
 
 /// Makes the README's examples tests.

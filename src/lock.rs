@@ -99,8 +99,6 @@ impl Lock {
         self.handle.name()
     }
 
-    setters!(class label min_hold lock_delay stall_after warn_held);
-
     /// Waits until this handle holds the lock.
     ///
     /// Re-enters at once, one level deeper, while a lease of this handle is alive.
@@ -140,6 +138,9 @@ impl Lock {
 
     /// Locks if the name is free now; returns `None` if it is not.
     ///
+    /// A lock does not remember that the work was done: for a job that runs once, use
+    /// [`once`](crate::LeaseManager::once).
+    ///
     /// Makes one attempt, and never overtakes a waiter of this manager: it returns `None` without I/O if another handle
     /// of this manager, or of a clone of it, holds the name or waits for it. There is one exception. If the store has
     /// not answered a request of that handle for longer than an
@@ -164,9 +165,9 @@ impl Lock {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
-    /// if let Some(_lease) = leases.lock("cron").try_lock().await? {
-    ///     // ... work ...
-    ///     assert!(leases.lock("cron").try_lock().await?.is_none());
+    /// if let Some(_lease) = leases.lock("cache:refresh").try_lock().await? {
+    ///     // ... refresh it; once the lease is dropped, another process may do it again ...
+    ///     assert!(leases.lock("cache:refresh").try_lock().await?.is_none());
     /// }
     /// # Ok(())
     /// # }
@@ -263,6 +264,11 @@ impl Lock {
             finish(result, lease.unlock().await, self.name())
         }
     }
+}
+
+// After the calls, which a reader looks for first.
+impl Lock {
+    setters!(class label min_hold lock_delay stall_after warn_held);
 }
 
 impl Holder {

@@ -10,6 +10,7 @@ use metrics::{
 };
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::OnceLock;
 
 const MODES: [&str; Mode::COUNT] = ["exclusive", "read", "write", "permits"];
 const OUTCOMES: [&str; 8] =
@@ -42,19 +43,19 @@ const FENCE_REFUSED: &str = "leasehold.fence.refused";
 pub struct Metrics {
     headroom: Histogram,
     lag: Histogram,
-    durations: [[Histogram; ANSWERS.len()]; OPERATIONS.len()],
-    batches: [Histogram; ANSWERS.len()],
+    durations: [[OnceLock<Histogram>; ANSWERS.len()]; OPERATIONS.len()],
+    batches: [OnceLock<Histogram>; ANSWERS.len()],
     reconnects: Counter,
     dropped: Counter,
     classes: Mutex<Vec<Class>>,
 }
 
-/// The series of a class.
+/// The series of a class. Those behind a `OnceLock` begin with their first value: they are many, and most are never used.
 struct Class {
     class: &'static str,
-    acquires: [[Histogram; OUTCOMES.len()]; MODES.len()],
-    holds: [[Histogram; ENDS.len()]; MODES.len()],
-    leases: [Gauge; MODES.len()],
+    acquires: [[OnceLock<Histogram>; OUTCOMES.len()]; MODES.len()],
+    holds: [[OnceLock<Histogram>; ENDS.len()]; MODES.len()],
+    leases: [OnceLock<Gauge>; MODES.len()],
     waiters: Gauge,
     losses: Vec<Counter>,
     at_risk: Counter,
@@ -64,30 +65,20 @@ struct Class {
 }
 
 impl Class {
-    /// Registers all series of a class, at zero.
+    /// Registers, at zero, the series of a class whose increase from nothing is news.
     fn new(class: &'static str) -> Self {
-        let name = "leasehold.acquire.duration";
-        let acquire = |mode| {
-            OUTCOMES.map(
-                |outcome| histogram!(name, "class" => class, "mode" => mode, "outcome" => outcome),
-            )
-        };
-        let name = "leasehold.hold.duration";
-        let hold =
-            |mode| ENDS.map(|end| histogram!(name, "class" => class, "mode" => mode, "end" => end));
-        let leases = MODES.map(|mode| gauge!("leasehold.leases", "class" => class, "mode" => mode));
         let waiters = gauge!("leasehold.waiters", "class" => class);
         let loss =
             |loss: &Loss| counter!("leasehold.losses", "class" => class, "cause" => loss.word());
         let leader = gauge!("leasehold.leader", "election" => class);
-        leases.iter().chain([&waiters, &leader]).for_each(|gauge| gauge.set(0.0));
+        [&waiters, &leader].into_iter().for_each(|gauge| gauge.set(0.0));
         // Registered here; a guard on the side of the resource counts in it.
         _ = counter!(FENCE_REFUSED, "class" => class);
         Self {
             class,
-            acquires: MODES.map(acquire),
-            holds: MODES.map(hold),
-            leases,
+            acquires: Default::default(),
+            holds: Default::default(),
+            leases: Default::default(),
             waiters,
             losses: Loss::ALL.iter().map(loss).collect(),
             at_risk: counter!("leasehold.at_risk", "class" => class),
@@ -104,17 +95,15 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Creates the observer, and registers its series for names without a class, at zero.
+    /// Creates the observer, and registers at zero the counters and gauges of names without a class. Each histogram, and
+    /// the gauge of each mode, begins with its first value.
     pub fn new() -> Self {
         describe();
-        let series = |name: &'static str, op: &'static str| {
-            ANSWERS.map(|outcome| histogram!(name, "op" => op, "outcome" => outcome))
-        };
         let new = Self {
             headroom: histogram!("leasehold.renewal.headroom"),
             lag: histogram!("leasehold.watchdog.lag"),
-            durations: OPERATIONS.map(|op| series("leasehold.store.duration", op)),
-            batches: series("leasehold.store.batch", OPERATIONS[RENEW]),
+            durations: Default::default(),
+            batches: Default::default(),
             reconnects: counter!("leasehold.store.reconnects"),
             dropped: counter!("leasehold.events.dropped"),
             classes: Mutex::default(),
@@ -122,12 +111,51 @@ impl Metrics {
         new.classes([DEFAULT_CLASS])
     }
 
-    /// Registers the series of these classes now, at zero. Those of another class are registered with its first event.
+    /// Registers the counters and gauges of these classes now, at zero. Those of another class begin with its first event.
     pub fn classes(self, classes: impl IntoIterator<Item = &'static str>) -> Self {
         for class in classes {
             Class::of(&mut self.classes.lock(), class);
         }
         self
+    }
+}
+
+/// The series that begin with their first value.
+impl Metrics {
+    fn duration(&self, op: usize, outcome: usize) -> &Histogram {
+        let name = "leasehold.store.duration";
+        self.durations[op][outcome]
+            .get_or_init(|| histogram!(name, "op" => OPERATIONS[op], "outcome" => ANSWERS[outcome]))
+    }
+
+    fn batch(&self, outcome: usize) -> &Histogram {
+        let (name, op) = ("leasehold.store.batch", OPERATIONS[RENEW]);
+        self.batches[outcome]
+            .get_or_init(|| histogram!(name, "op" => op, "outcome" => ANSWERS[outcome]))
+    }
+}
+
+impl Class {
+    fn acquire(&self, mode: Mode, outcome: usize) -> &Histogram {
+        let (index, class) = (mode.index(), self.class);
+        self.acquires[index][outcome].get_or_init(|| {
+            let name = "leasehold.acquire.duration";
+            histogram!(name, "class" => class, "mode" => MODES[index], "outcome" => OUTCOMES[outcome])
+        })
+    }
+
+    fn hold(&self, mode: Mode, end: usize) -> &Histogram {
+        let (index, class) = (mode.index(), self.class);
+        self.holds[index][end].get_or_init(|| {
+            let name = "leasehold.hold.duration";
+            histogram!(name, "class" => class, "mode" => MODES[index], "end" => ENDS[end])
+        })
+    }
+
+    fn leases(&self, mode: Mode) -> &Gauge {
+        let (index, class) = (mode.index(), self.class);
+        self.leases[index]
+            .get_or_init(|| gauge!("leasehold.leases", "class" => class, "mode" => MODES[index]))
     }
 }
 
@@ -154,10 +182,10 @@ impl Observer for Metrics {
                     Outcome::Unavailable => 2,
                     Outcome::Failed => 3,
                 };
-                self.durations[op][outcome].record(took.as_secs_f64());
+                self.duration(op, outcome).record(took.as_secs_f64());
                 // Other requests are for one hold each.
                 if op == RENEW {
-                    self.batches[outcome].record(*items as f64);
+                    self.batch(outcome).record(*items as f64);
                 }
             }
             EventKind::Renewed { headroom } => self.headroom.record(*headroom),
@@ -207,8 +235,6 @@ impl Class {
             _ => {}
         }
         let census = event.census();
-        let index = mode.index();
-        let (acquires, holds) = (&self.acquires[index], &self.holds[index]);
         match kind {
             EventKind::Waiting { .. } => {}
             EventKind::Granted { waited, how, .. } => {
@@ -218,7 +244,7 @@ impl Class {
                     How::Joined => 2,
                     How::Stolen => 7,
                 };
-                acquires[how].record(waited.as_secs_f64());
+                self.acquire(mode, how).record(waited.as_secs_f64());
             }
             EventKind::NotGranted { waited, why, .. } => {
                 let why = match why {
@@ -227,27 +253,27 @@ impl Class {
                     Refusal::Failed(_) => 5,
                     Refusal::Dropped => 6,
                 };
-                acquires[why].record(waited.as_secs_f64());
+                self.acquire(mode, why).record(waited.as_secs_f64());
             }
-            EventKind::Released { held } => holds[0].record(held.as_secs_f64()),
-            EventKind::HandedOff { held } => holds[1].record(held.as_secs_f64()),
+            EventKind::Released { held } => self.hold(mode, 0).record(held.as_secs_f64()),
+            EventKind::HandedOff { held } => self.hold(mode, 1).record(held.as_secs_f64()),
             EventKind::Lost { cause, held, .. } => {
-                holds[2].record(held.as_secs_f64());
+                self.hold(mode, 2).record(held.as_secs_f64());
                 if let Some(losses) = self.losses.get(*cause as usize) {
                     losses.increment(1);
                 }
             }
             EventKind::NotReleased { held: Some(held), .. } => {
-                holds[3].record(held.as_secs_f64());
+                self.hold(mode, 3).record(held.as_secs_f64());
             }
             EventKind::ModeChanged { from, held, .. } => {
-                self.holds[from.index()][4].record(held.as_secs_f64());
-                self.leases[from.index()].set(f64::from(census.leases_before));
+                self.hold(*from, 4).record(held.as_secs_f64());
+                self.leases(*from).set(f64::from(census.leases_before));
             }
             EventKind::AtRisk { .. } => return self.at_risk.increment(1),
             _ => return,
         }
-        self.leases[index].set(f64::from(census.leases));
+        self.leases(mode).set(f64::from(census.leases));
         self.waiters.set(f64::from(census.waiters));
     }
 }

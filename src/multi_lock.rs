@@ -184,8 +184,6 @@ impl MultiLock {
         self.entries.iter().map(|entry| entry.name.as_str())
     }
 
-    setters!(class label min_hold lock_delay stall_after warn_held);
-
     /// Waits until this handle holds all names.
     ///
     /// Re-enters all of them at once, one level deeper, while a lease of this handle is alive.
@@ -456,6 +454,11 @@ impl MultiLock {
         }
         Ok(Some(leases))
     }
+}
+
+// After the calls, which a reader looks for first.
+impl MultiLock {
+    setters!(class label min_hold lock_delay stall_after warn_held);
 }
 
 /// The index of an entry, and its lease.

@@ -103,8 +103,6 @@ impl Job {
         self
     }
 
-    setters!(class label lock_delay stall_after warn_held);
-
     /// Runs `body` if the key is free, and closes the key if it returns `Ok`.
     ///
     /// The key is renewed while `body` runs. When the lease is lost, `body` is dropped at its current await. Without
@@ -207,6 +205,11 @@ impl Job {
     fn name(&self) -> &str {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
+}
+
+// After the calls, which a reader looks for first.
+impl Job {
+    setters!(class label lock_delay stall_after warn_held);
 }
 
 /// The outcome of an attempt to acquire the key.

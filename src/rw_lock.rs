@@ -142,8 +142,6 @@ impl RwLock {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
 
-    setters!(class label warn_held);
-
     /// Waits until this handle may read.
     ///
     /// Re-enters at once while a lease of this handle is alive, also a write lease, and
@@ -387,6 +385,11 @@ impl RwLock {
         *self.current.lock() = hold.map(|hold| (hold, claim.share()));
         Ok(Some(Lease::new(&self.engine, claim)))
     }
+}
+
+// After the calls, which a reader looks for first.
+impl RwLock {
+    setters!(class label warn_held);
 }
 
 /// Changes the mode of the hold of a lease, if that is its only one. Returns the lease as it was if that is refused.

@@ -20,8 +20,7 @@ use tokio::task::coop::consume_budget;
 /// watchdog renews it, its token fires when it is lost, and the permits of a process that crashed are free again one
 /// [TTL](crate::Builder::ttl) later.
 ///
-/// It has no identity that could re-enter, so it is `Clone`, and its methods take `&self`: each call asks for more permits.
-/// A flow that holds permits and waits for more of the same semaphore can wait forever; acquire them in one call.
+/// A semaphore is not reentrant: each call asks for more permits. So it is `Clone`, and its methods take `&self`. A flow that holds permits and waits for more of the same semaphore can wait forever; acquire them in one call.
 ///
 /// # The size
 ///
@@ -130,8 +129,6 @@ impl Semaphore {
     pub fn size(&self) -> u32 {
         self.size.load(Ordering::Relaxed)
     }
-
-    setters!(class label stall_after warn_held);
 
     /// Sets the number of permits, for all processes.
     ///
@@ -378,6 +375,11 @@ impl Semaphore {
         let claim = acquire(&self.engine.core, name, wanted, &mut None, limit).await?;
         Ok(claim.map(|claim| Permit { count, lease: Lease::new(&self.engine, claim) }))
     }
+}
+
+// After the calls, which a reader looks for first.
+impl Semaphore {
+    setters!(class label stall_after warn_held);
 }
 
 fn no_permits() -> Error {

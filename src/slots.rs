@@ -86,8 +86,6 @@ impl Slots {
         self.size
     }
 
-    setters!(class label min_hold lock_delay stall_after warn_held);
-
     /// Waits until any slot is free, and takes it.
     ///
     /// It first tries an index that was drawn when the set was made, then some at random, then all others, with a
@@ -374,6 +372,11 @@ impl Slots {
             (slot, _) => Ok(slot),
         }
     }
+}
+
+// After the calls, which a reader looks for first.
+impl Slots {
+    setters!(class label min_hold lock_delay stall_after warn_held);
 }
 
 /// Draws an index.

@@ -1,11 +1,16 @@
-//! Tools for tests: a conformance suite for stores, and a store that fails on request.
+//! Tools for tests: a store that fails on request, losses on request, and a conformance suite for stores.
 //!
-//! They need the feature `testing`, which is meant for `[dev-dependencies]`.
+//! They need the feature `testing`, which is meant for `[dev-dependencies]`. [`guide::testing`](crate::guide::testing) shows
+//! how to cause each loss and each error.
 //!
-//! - [`conformance`] checks the contract of [`Store`]: it has one function for each case, and
-//!   [`conformance_suite!`](crate::conformance_suite) makes each of them a test of its own.
+//! For services:
+//!
+//! - [`lose`] ends the leases of a name with the cause that you choose.
 //! - [`FaultyStore`] wraps a store. It hangs, fails, delays or loses calls by the rules of its [`Faults`], so that you can
 //!   test your service against real failures.
+//!
+//! For stores: [`conformance`] checks the contract of [`Store`]. It has one function for each case, and
+//! [`conformance_suite!`](crate::conformance_suite) makes each of them a test of its own.
 //!
 //! To check a store of your own, write a [`Harness`] and one line:
 //!
@@ -50,10 +55,39 @@ mod faulty;
 pub use call::Call;
 pub use faulty::{Fault, Faults, FaultyStore, Rule};
 
+use crate::error::{Loss, Result};
+use crate::manager::LeaseManager;
 use crate::store::{Name, Store};
 use async_trait::async_trait;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Ends all leases that this manager has of a name, with this cause, in every mode. Returns whether it had any.
+///
+/// Their tokens have fired when it returns. The name is free once they are dropped, or after the
+/// [grace](crate::Builder::grace). Nothing happens to leases of other managers: for a loss that goes through the store, see
+/// [`guide::testing`](crate::guide::testing).
+///
+/// ```
+/// use leasehold::{LeaseManager, Loss, testing};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> leasehold::Result<()> {
+/// let leases = LeaseManager::in_memory();
+/// let lease = leases.lock("report").lock().await?;
+///
+/// assert!(testing::lose(&leases, "report", Loss::Expired)?);
+/// assert_eq!(lease.check().unwrap_err().loss(), Some(Loss::Expired));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// [`Invalid`](crate::ErrorKind::Invalid) if the name is not valid.
+pub fn lose(leases: &LeaseManager, name: impl AsRef<str>, loss: Loss) -> Result<bool> {
+    Ok(leases.core().lose(&Name::new(name.as_ref())?, loss))
+}
 
 /// Connects the conformance suite to a store and its backend.
 ///

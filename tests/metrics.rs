@@ -3,9 +3,10 @@
 use http::{Request, Response};
 use leasehold::store::MemoryStore;
 use leasehold::testing::{Call, Fault, FaultyStore, Rule};
-use leasehold::tower::{FENCE, FenceGuard};
+use leasehold::tower::{FENCE_HEADER, FenceGuard};
 use leasehold::{Error, ErrorKind, LeaseManager, Metrics};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::pin::pin;
@@ -19,7 +20,6 @@ const T: Duration = Duration::from_secs(30);
 
 const CAUSES: [&str; 8] =
     ["expired", "gone", "taken", "revoked", "stolen", "max_hold", "closed", "stalled"];
-const MODES: [&str; 4] = ["exclusive", "read", "write", "permits"];
 
 /// Returns the value of a series, by its start.
 fn value(scrape: &PrometheusHandle, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
@@ -50,8 +50,11 @@ impl Service<Request<()>> for Rows {
     }
 }
 
-/// All series of the table, each with labels that one of them has.
-fn series() -> Vec<(&'static str, Vec<(&'static str, &'static str)>)> {
+/// A series, by its name and by labels that one of its lines has.
+type Series = (&'static str, Vec<(&'static str, &'static str)>);
+
+/// The series that are there from the start, at zero.
+fn from_the_start() -> Vec<Series> {
     let mut all = vec![
         ("leasehold_waiters", vec![("class", "all")]),
         ("leasehold_at_risk", vec![("class", "all")]),
@@ -65,28 +68,29 @@ fn series() -> Vec<(&'static str, Vec<(&'static str, &'static str)>)> {
     for cause in CAUSES {
         all.push(("leasehold_losses", vec![("class", "all"), ("cause", cause)]));
     }
-    for mode in MODES {
-        all.push(("leasehold_leases", vec![("class", "all"), ("mode", mode)]));
-        for outcome in
-            ["granted", "handed_off", "joined", "busy", "timeout", "error", "dropped", "stolen"]
-        {
-            let labels = vec![("class", "all"), ("mode", mode), ("outcome", outcome)];
-            all.push(("leasehold_acquire_duration_count", labels));
-        }
-        for end in ["released", "handed_off", "lost", "not_released", "mode_changed"] {
-            let labels = vec![("class", "all"), ("mode", mode), ("end", end)];
-            all.push(("leasehold_hold_duration_count", labels));
-        }
-    }
-    for op in ["acquire", "release", "renew"] {
-        for outcome in ["done", "refused", "unavailable", "error"] {
-            all.push(("leasehold_store_duration_count", vec![("op", op), ("outcome", outcome)]));
-        }
-    }
-    for outcome in ["done", "refused", "unavailable", "error"] {
-        all.push(("leasehold_store_batch_count", vec![("op", "renew"), ("outcome", outcome)]));
-    }
     all
+}
+
+/// Those that begin with their first value.
+const LATER: [&str; 5] = [
+    "leasehold_leases",
+    "leasehold_acquire_duration_count",
+    "leasehold_hold_duration_count",
+    "leasehold_store_duration_count",
+    "leasehold_store_batch_count",
+];
+
+/// The number of lines with a value.
+fn lines(scrape: &PrometheusHandle) -> usize {
+    scrape.render().lines().filter(|line| !line.is_empty() && !line.starts_with('#')).count()
+}
+
+/// The names in the rules of the guide.
+fn names_in_rules() -> BTreeSet<&'static str> {
+    let page = include_str!("../src/guide/operations.md");
+    let rules = page.split("```yaml").nth(1).expect("the rules").split("```").next();
+    let words = rules.expect("their end").split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("leasehold_")).collect()
 }
 
 /// Waits until the thread of the observer has reported a value.
@@ -104,17 +108,38 @@ async fn until(scrape: &PrometheusHandle, name: &str, labels: &[(&str, &str)], e
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn series_are_all_there_at_zero_and_move() {
+#[test]
+fn series_of_a_new_process_are_few() {
     let recorder = PrometheusBuilder::new().build_recorder();
+    let scrape = recorder.handle();
+    metrics::with_local_recorder(&recorder, || {
+        let metrics = Metrics::new();
+        // The page of operations has these numbers.
+        assert_eq!(lines(&scrape), 32, "{}", scrape.render());
+        let _metrics = metrics.classes(["import"]);
+        assert_eq!(lines(&scrape), 32 + 12, "{}", scrape.render());
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn series_begin_at_zero_or_with_a_value_and_move() {
+    let headroom = Matcher::Full("leasehold.renewal.headroom".to_owned());
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Prefix("leasehold".to_owned()), &[0.1, 1.5, 10.0])
+        .and_then(|builder| builder.set_buckets_for_metric(headroom, &[0.08, 0.5, 0.7]))
+        .expect("buckets")
+        .build_recorder();
     let scrape = recorder.handle();
     metrics::set_global_recorder(recorder).expect("the only one");
     let observer = Metrics::new().classes(["import"]);
-    for (name, labels) in series() {
+    for (name, labels) in from_the_start() {
         assert_eq!(value(&scrape, name, &labels), Some(0.0), "{name} {labels:?}");
     }
-    let import = [("class", "import"), ("mode", "write")];
-    assert_eq!(value(&scrape, "leasehold_leases", &import), Some(0.0));
+    for name in LATER {
+        assert_eq!(value(&scrape, name, &[]), None, "{name}");
+    }
+    let import = [("class", "import"), ("cause", "expired")];
+    assert_eq!(value(&scrape, "leasehold_losses", &import), Some(0.0));
 
     let (store, faults) = FaultyStore::new(MemoryStore::new());
     let leases = LeaseManager::builder().observer(observer).build(store).unwrap();
@@ -187,11 +212,19 @@ async fn series_are_all_there_at_zero_and_move() {
     // A resource that refuses the write of an earlier holder.
     let mut resource = FenceGuard::new(|_: &Request<()>| Some("row".to_owned())).layer(Rows);
     for (fence, status) in [(2, 200), (1, 412)] {
-        let request = Request::put("/").header(FENCE, fence).body(()).unwrap();
+        let request = Request::put("/").header(FENCE_HEADER, fence).body(()).unwrap();
         assert_eq!(resource.call(request).await.unwrap().status(), status);
     }
     until(&scrape, "leasehold_fence_refused", &[all], 1.0).await;
 
     assert!(!scrape.render().contains("secret"), "a name is a label");
+    // 0.66 is between 0.5 and 0.7.
+    let below = |le| value(&scrape, "leasehold_renewal_headroom_bucket", &[("le", le)]);
+    assert!(below("0.5") < below("0.7"), "{}", scrape.render());
+    let names = names_in_rules();
+    assert!(names.len() >= 6, "{names:?}");
+    for name in names {
+        assert!(value(&scrape, name, &[]).is_some(), "a rule of the guide asks for {name}");
+    }
     leases.close().await.unwrap();
 }

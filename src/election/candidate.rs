@@ -75,8 +75,6 @@ impl Candidate {
         Self { until: token, ..self }
     }
 
-    setters!(class label lock_delay stall_after warn_held);
-
     /// Stands for election once, and waits until this candidate leads.
     ///
     /// It may be called again. While the candidate leads, that call waits until the leadership has ended.
@@ -228,6 +226,11 @@ impl Candidate {
         let name = self.name.as_ref().map(Name::as_str).unwrap_or_default();
         tracing::warn!(name, %error, "the candidate stands again");
     }
+}
+
+// After the calls, which a reader looks for first.
+impl Candidate {
+    setters!(class label lock_delay stall_after warn_held);
 }
 
 /// Runs the body of one term. It is gone when this returns.

@@ -30,6 +30,16 @@ impl Core {
     }
 }
 
+#[cfg(feature = "testing")]
+impl Core {
+    /// Loses all holds that this process has of a name, for a test. Their releases are owed to the store. Returns whether
+    /// there were any.
+    pub(crate) fn lose(self: &Arc<Self>, name: &Name, loss: Loss) -> bool {
+        let lost = Revoked::new(self, lose_all(self, name, loss));
+        !lost.holds.is_empty()
+    }
+}
+
 /// Holds whose keys are deleted by force. If that fails or is dropped, their releases are owed to
 /// the store.
 pub(super) struct Revoked<'a> {

@@ -5,6 +5,7 @@
 //! 3. Tasks: [`jobs`], [`leader_election`], [`services`].
 //! 4. Running it: [`settings`], [`operations`], [`errors`], [`redis`], [`quorum`], [`zookeeper`].
 //! 5. Evidence: [`testing`], [`faults`], [`performance`], [`comparison`].
+//! 6. Coming from Redisson, redsync or ShedLock: [`migrating`].
 //!
 //! Before you lock something that must never be written twice, read [`fencing`].
 //!
@@ -51,6 +52,9 @@ pub mod performance {}
 
 #[doc = include_str!("comparison.md")]
 pub mod comparison {}
+
+#[doc = include_str!("migrating.md")]
+pub mod migrating {}
 
 #[doc = include_str!("testing.md")]
 pub mod testing {}

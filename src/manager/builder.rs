@@ -29,6 +29,8 @@ pub(super) fn timing_of(ttl: Duration, grace: Option<Duration>) -> Result<Timing
 
 /// The settings of a [`LeaseManager`].
 ///
+/// [`connect`](Builder::connect) makes the manager from a URL, and [`build`](Builder::build) from a store.
+///
 /// All processes that share names should use the same settings. A setting that the store does not support is refused
 /// with [`Unsupported`](ErrorKind::Unsupported). Three settings are accepted, but have no effect:
 ///
@@ -45,7 +47,7 @@ pub(super) fn timing_of(ttl: Duration, grace: Option<Duration>) -> Result<Timing
 /// let leases = LeaseManager::builder()
 ///     .ttl(Duration::from_secs(10))
 ///     .max_hold(Duration::from_secs(3600))
-///     .require_fencing()
+///     .require_fencing(true)
 ///     .connect("memory:")
 ///     .await?;
 /// # Ok(())
@@ -188,8 +190,8 @@ impl Builder {
 
     /// Sets the age at which a lease is reported in the log, once, with the place of the call that acquired it.
     ///
-    /// The report of a leader, and of a lease of [`steal`](crate::Lock::steal) or
-    /// [`steal_after`](crate::Lock::steal_after), has no place. That of a `LeaseLayer` has the place where the layer asks.
+    /// For leaders, and for leases of [`steal`](crate::Lock::steal) and [`steal_after`](crate::Lock::steal_after), the
+    /// line names no place; for a `LeaseLayer` it names the layer, not your handler.
     ///
     /// Use it to find leaked leases. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one. A handle
     /// can have [an age of its own](crate::Lock::warn_held).
@@ -217,7 +219,7 @@ impl Builder {
     ///
     /// Every lease of the manager then has a fencing token.
     ///
-    /// Defaults to off: a store without fencing tokens is accepted.
+    /// Defaults to `false`: a store without fencing tokens is accepted.
     ///
     /// ```
     /// use leasehold::{ErrorKind, LeaseManager};
@@ -225,12 +227,12 @@ impl Builder {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// let quorum = "memory:,memory:,memory:";
-    /// let error = LeaseManager::builder().require_fencing().connect(quorum).await.unwrap_err();
+    /// let error = LeaseManager::builder().require_fencing(true).connect(quorum).await.unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::Unsupported);
     /// # }
     /// ```
-    pub fn require_fencing(mut self) -> Self {
-        self.require_fencing = true;
+    pub fn require_fencing(mut self, on: bool) -> Self {
+        self.require_fencing = on;
         self
     }
 
@@ -339,7 +341,7 @@ impl Builder {
         self
     }
 
-    /// Counts a grant only if `count` replicas acknowledge it within `timeout`. Redis only.
+    /// Accepts a grant only if `count` replicas acknowledge it within `timeout`. Redis only.
     ///
     /// Otherwise the grant is released, and the attempt fails with [`Rejected`](ErrorKind::Rejected). This makes a loss
     /// in a failover rarer and is no guarantee: see [`redis`](crate::guide::redis#replicas). Only the
@@ -429,7 +431,7 @@ impl Builder {
         self
     }
 
-    /// Trusts the certificates in `pem` instead of those of the platform. For `rediss://` URLs, with the feature
+    /// Trusts the certificates in `pem`, of one CA or several, instead of those of the platform. For `rediss://` URLs, with the feature
     /// `rustls`.
     ///
     /// It may hold several certificates: to replace a CA, trust the old and the new one for a while.

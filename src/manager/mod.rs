@@ -74,6 +74,11 @@ pub struct LeaseManager {
 }
 
 impl LeaseManager {
+    #[cfg(feature = "testing")]
+    pub(crate) fn core(&self) -> &Arc<crate::engine::Core> {
+        &self.engine.core
+    }
+
     /// Creates a handle on `name` for one flow of control, without I/O.
     ///
     /// A name has 1 to 512 bytes, and its braces are balanced and not empty. An invalid name is reported by the first

@@ -213,7 +213,7 @@ impl Metadata {
     }
 }
 
-/// Asks to write the description of a holder beside its lock, or to delete it.
+/// A request to write the description of a holder beside its lock, or to delete it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Annotate {

@@ -102,7 +102,7 @@ impl Steal {
     }
 }
 
-/// Reports to a holder that its name is wanted.
+/// A request that reports to a holder that its name is wanted.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Want {

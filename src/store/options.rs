@@ -65,7 +65,7 @@ impl ConnectOptions {
         self
     }
 
-    /// Counts a grant only if `count` replicas acknowledge it within `timeout`, as
+    /// Accepts a grant only if `count` replicas acknowledge it within `timeout`, as
     /// [`Builder::replicas`](crate::Builder::replicas). Redis only.
     ///
     /// `count` is at least 1. `timeout` is at least 1 ms and at most T/12, or 500 ms if that is longer: 2.5 s with a TTL of

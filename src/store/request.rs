@@ -325,7 +325,7 @@ impl Renewal {
     }
 }
 
-/// Asks for hints that a name may have become free.
+/// A request for hints that a name may have become free.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Wait {

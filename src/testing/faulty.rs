@@ -2,7 +2,7 @@
 
 use super::call::Call;
 use crate::clock::{Clock, Instant};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
     Leave, Name, Note, Owner, Owners, ReadNote, Release, Released, RenewBatch, Renewed, Resize,
@@ -58,6 +58,8 @@ pub struct Faults(Arc<Control>);
 
 #[derive(Debug)]
 struct Control {
+    /// The clock of the store.
+    clock: Clock,
     rules: Mutex<Vec<Rule>>,
     /// The number of heals. A task that waits for the next heal waits for a change.
     healed: watch::Sender<u64>,
@@ -86,6 +88,15 @@ pub enum Fault {
     Panic,
 }
 
+impl Fault {
+    /// Creates the fault of a store that is away: the operation does not run, and the answer is
+    /// [`Unavailable`](ErrorKind::Unavailable).
+    pub fn unavailable() -> Self {
+        let error = Error::new(ErrorKind::Unavailable, "the store is away, by a rule of the test");
+        Self::Fail(error.with_fate(Fate::NotExecuted))
+    }
+}
+
 /// A fault and the calls that it strikes: all calls, unless narrowed down.
 #[derive(Clone, Debug)]
 #[must_use = "a rule does nothing until it is added to the faults"]
@@ -94,12 +105,14 @@ pub struct Rule {
     calls: Vec<Call>,
     names: Vec<String>,
     times: usize,
+    /// When it ends by itself.
+    end: Option<Instant>,
 }
 
 impl Rule {
     /// Creates a rule that strikes every call until [`Faults::heal`].
     pub fn new(fault: Fault) -> Self {
-        Self { fault, calls: Vec::new(), names: Vec::new(), times: usize::MAX }
+        Self { fault, calls: Vec::new(), names: Vec::new(), times: usize::MAX, end: None }
     }
 
     /// Strikes only calls of this kind. Each further call of this method adds a kind.
@@ -120,9 +133,10 @@ impl Rule {
         self
     }
 
-    fn strikes(&self, call: Call, names: &[&Name]) -> bool {
+    fn strikes(&self, call: Call, names: &[&Name], now: Instant) -> bool {
         let of_name = |wanted: &String| names.iter().any(|name| name.as_str() == wanted);
         self.times > 0
+            && self.end.is_none_or(|end| now < end)
             && (self.calls.is_empty() || self.calls.contains(&call))
             && (self.names.is_empty() || self.names.iter().any(of_name))
     }
@@ -132,6 +146,33 @@ impl Faults {
     /// Adds a rule, from the next call on. If several rules strike a call, the newest counts.
     pub fn add(&self, rule: Rule) {
         self.rules().push(rule);
+    }
+
+    /// Begins an outage of this length: every call fails at once, as [`Fault::unavailable`] says. It ends by itself, by the
+    /// clock of the store, or by [`heal`](Faults::heal).
+    ///
+    /// ```
+    /// use leasehold::store::MemoryStore;
+    /// use leasehold::testing::FaultyStore;
+    /// use leasehold::{ErrorKind, LeaseManager};
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// let (store, faults) = FaultyStore::new(MemoryStore::new());
+    /// let leases = LeaseManager::builder().build(store)?;
+    ///
+    /// faults.outage(Duration::from_secs(10));
+    /// let error = leases.lock("a").try_lock().await.unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unavailable);
+    ///
+    /// leases.lock("a").lock().await?; // waits for the end of the outage
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn outage(&self, length: Duration) {
+        let end = Some(self.0.clock.now() + length);
+        self.add(Rule { end, ..Rule::new(Fault::unavailable()) });
     }
 
     /// Removes all rules, and resumes the operations that hang or hold their reply.
@@ -168,8 +209,9 @@ impl Faults {
     /// Counts a call, and returns the fault that strikes it.
     fn meet(&self, call: Call, names: &[&Name]) -> Option<Fault> {
         self.0.calls.send_modify(|calls| calls[call as usize] += 1);
+        let now = self.0.clock.now();
         let mut rules = self.rules();
-        let rule = rules.iter_mut().rev().find(|rule| rule.strikes(call, names))?;
+        let rule = rules.iter_mut().rev().find(|rule| rule.strikes(call, names, now))?;
         rule.times -= 1;
         Some(rule.fault.clone())
     }
@@ -197,6 +239,7 @@ impl<S: Store + ?Sized> FaultyStore<S> {
     /// Wraps a store that others use too, without the faults.
     pub fn shared(store: Arc<S>) -> (Self, Faults) {
         let faults = Faults(Arc::new(Control {
+            clock: store.clock(),
             rules: Mutex::default(),
             healed: watch::Sender::default(),
             reconnects: store.reconnects().unwrap_or_default(),

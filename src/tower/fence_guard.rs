@@ -13,7 +13,7 @@ use tower_service::Service;
 
 /// The header with the [fencing token](crate::Lease::fence) of a request: [`Lease::fence_header`](crate::Lease::fence_header)
 /// returns its value, a decimal number, and for a reader `; read` behind it.
-pub const FENCE: HeaderName = HeaderName::from_static("leasehold-fence");
+pub const FENCE_HEADER: HeaderName = HeaderName::from_static("leasehold-fence");
 
 /// The number of keys that a guard remembers by default.
 const CAPACITY: usize = 100_000;
@@ -21,7 +21,7 @@ const CAPACITY: usize = 100_000;
 /// A layer for the resource: it refuses a request whose fencing token is smaller than one that it has seen.
 ///
 /// The argument of [`new`](FenceGuard::new) names what a request writes to. A request without a name passes through. The
-/// others carry the header [`leasehold-fence`](FENCE):
+/// others carry the header [`leasehold-fence`](FENCE_HEADER):
 ///
 /// | the header | answer |
 /// |---|---|
@@ -181,7 +181,7 @@ impl<K, S> FenceGuardService<K, S> {
         K: Fn(&Request<R>) -> Option<String>,
     {
         let Some(key) = (self.guard.key)(request) else { return Ok(()) };
-        let mut values = request.headers().get_all(FENCE).iter();
+        let mut values = request.headers().get_all(FENCE_HEADER).iter();
         let token = match (values.next(), values.next()) {
             (None, _) => return Err((StatusCode::PRECONDITION_REQUIRED, None)),
             (Some(token), None) => token.to_str().ok().and_then(Token::parse),
@@ -251,7 +251,7 @@ where
         let mut answer = Response::new(B::default());
         *answer.status_mut() = status;
         if let Some(seen) = seen {
-            answer.headers_mut().insert(FENCE, HeaderValue::from(seen));
+            answer.headers_mut().insert(FENCE_HEADER, HeaderValue::from(seen));
         }
         Poll::Ready(Ok(answer))
     }
@@ -291,9 +291,9 @@ mod tests {
         fences: &[&str],
     ) -> (u16, Option<String>) {
         let request =
-            fences.iter().fold(Request::put(path), |all, fence| all.header(FENCE, *fence));
+            fences.iter().fold(Request::put(path), |all, fence| all.header(FENCE_HEADER, *fence));
         let answer = service.call(request.body(()).unwrap()).await.unwrap();
-        let seen = answer.headers().get(FENCE).map(|seen| seen.to_str().unwrap().to_owned());
+        let seen = answer.headers().get(FENCE_HEADER).map(|seen| seen.to_str().unwrap().to_owned());
         (answer.status().as_u16(), seen)
     }
 

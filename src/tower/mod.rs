@@ -51,6 +51,6 @@ mod fence_guard;
 mod lease_body;
 mod lease_layer;
 
-pub use fence_guard::{FENCE, FenceGuard, FenceGuardFuture, FenceGuardService};
+pub use fence_guard::{FENCE_HEADER, FenceGuard, FenceGuardFuture, FenceGuardService};
 pub use lease_body::LeaseBody;
 pub use lease_layer::{LeaseFuture, LeaseLayer, LeaseService, RequestLease};

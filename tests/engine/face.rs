@@ -70,7 +70,7 @@ async fn prefix_has_the_same_limits_for_all_stores() {
 
 #[tokio::test(start_paused = true)]
 async fn fencing_that_is_required_is_there_or_refused() {
-    let builder = || LeaseManager::builder().require_fencing();
+    let builder = || LeaseManager::builder().require_fencing(true);
     for leases in [
         builder().connect("memory:").await.expect("memory has fencing tokens"),
         builder().build(MemoryStore::new()).expect("memory has fencing tokens"),

@@ -1,5 +1,6 @@
 //! Leases on real Redis servers: alone, behind TLS, watched by sentinels, and in a cluster.
 
+mod by_hand;
 mod cluster;
 mod commands;
 mod drop;
@@ -10,6 +11,7 @@ mod fences;
 mod handoff;
 mod jobs;
 mod loss;
+mod mixed;
 mod moving;
 mod operator;
 mod preflight;

@@ -159,7 +159,7 @@ pub async fn http(address: &str, method: &str, path: &str) -> Result<(u16, Strin
 /// Sends a `PUT` without a body, with a fencing token, and returns the status of the answer.
 pub async fn put_with_fence(address: &str, path: &str, fence: Option<String>) -> Result<u16> {
     let fence = fence.ok_or("the store has no fencing tokens")?;
-    let header = format!("{}: {fence}\r\n", leasehold::tower::FENCE);
+    let header = format!("{}: {fence}\r\n", leasehold::tower::FENCE_HEADER);
     Ok(exchange(address, "PUT", path, &header).await?.0)
 }
 

@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_command_is_named_where_the_server_or_the_script_names_it() {
+    fn unknown_command_is_named_by_the_server_or_by_the_script() {
         for (text, says) in [
             (
                 "ERR unknown command 'zadd', with args beginning with: 'a' ",

@@ -37,7 +37,7 @@ pub(super) struct Health {
     pub(super) silence: Silence,
 }
 
-/// Tells the silence of a server from a stall of this process.
+/// Keeps the silence of a server and a stall of this process apart.
 #[derive(Default)]
 pub(super) struct Silence {
     /// The number of calls that were answered.

@@ -1,7 +1,7 @@
 //! A hold on its way to a waiter, and the wake-up that brings it.
 
 use super::hold::Hold;
-use super::wakers::run_wakers;
+use crate::panics::run_wakers;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 

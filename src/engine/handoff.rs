@@ -37,9 +37,9 @@ use super::name_entry::Delivery;
 use super::seat::Seat;
 use super::share::Share;
 use super::state::{Phase, State};
-use super::wakers::run_wakers;
 use crate::clock::Instant;
 use crate::observe::{EventKind, How, Told};
+use crate::panics::run_wakers;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 

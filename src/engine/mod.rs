@@ -95,7 +95,6 @@ mod ticket;
 mod timing;
 mod turn;
 mod waiters;
-mod wakers;
 mod watchdog;
 mod worker;
 

@@ -1,5 +1,6 @@
 //! Signals from a store to the engine.
 
+use crate::panics::run_wakers;
 use std::any::Any;
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -30,7 +31,7 @@ impl Signal {
 
     /// Wakes the waiter, or the next one.
     pub fn set(&self) {
-        self.0.notify_one();
+        run_wakers(|| self.0.notify_one());
     }
 
     /// Waits until it is set.

@@ -7,6 +7,7 @@ mod jobs;
 mod kinds;
 mod leases;
 mod modes;
+mod sessions;
 mod shared;
 mod store;
 mod users;

@@ -5,6 +5,9 @@ use std::future::Future;
 use std::time::Duration;
 use zookeeper_client::Error as ZkError;
 
+/// How long a name may take to be resolved.
+const RESOLVING: Duration = Duration::from_secs(1);
+
 /// The outcome of a request that needs a node.
 pub(super) enum Found<T> {
     Yes(T),
@@ -51,6 +54,33 @@ pub(super) fn classify(error: ZkError) -> Error {
         _ => (ErrorKind::Unavailable, "the connection to ZooKeeper failed"),
     };
     Error::new(kind, message).with_source(error)
+}
+
+/// Explains why no connection to a server was made. The client reports a name that cannot be resolved as a server that
+/// cannot be reached.
+pub(super) async fn unreachable(error: ZkError, host: &str) -> Error {
+    let explained = if matches!(error, ZkError::NoHosts) && !is_resolved(host).await {
+        let message = "the name of the host cannot be resolved; check its spelling, and the DNS of this machine";
+        Error::new(ErrorKind::Unavailable, message).with_source(error)
+    } else {
+        classify(error)
+    };
+    explained.at(&format!("cannot connect to {host}"))
+}
+
+/// Returns whether a host is an address, or a name that can be resolved, or that takes long.
+async fn is_resolved(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        // An address in brackets.
+        _ if host.starts_with('[') => return true,
+        Some((name, _)) => name,
+        None => host,
+    };
+    if name.parse::<std::net::IpAddr>().is_ok() {
+        return true;
+    }
+    let lookup = tokio::net::lookup_host((name, 0));
+    !matches!(tokio::time::timeout(RESOLVING, lookup).await, Ok(Err(_)))
 }
 
 /// Awaits a request that needs a node, and separates the answer that there is none.

@@ -14,6 +14,7 @@
 
 use super::address::Address;
 use super::auth::User;
+use crate::store::pauses::Pauses;
 use crate::sync::Mutex;
 use spawns_core::{Spawn, Task, enter};
 use std::future::poll_fn;
@@ -204,29 +205,9 @@ pub(super) fn hosts<'a>(address: &'a Address, lost: Option<&str>) -> Vec<&'a str
     hosts
 }
 
-/// Pauses between tries. Each is twice as long as the one before, up to the longest, less some jitter.
-#[derive(Debug)]
-pub(super) struct Pauses {
-    next: Duration,
-    longest: Duration,
-}
-
-impl Pauses {
-    pub(super) fn new(first: Duration, longest: Duration) -> Self {
-        Self { next: first.min(longest), longest }
-    }
-
-    /// Creates the pauses between rounds of all servers.
-    pub(super) fn of_rounds(session: Duration) -> Self {
-        Self::new(PAUSES.0, PAUSES.1.min(session / 10))
-    }
-
-    pub(super) fn next(&mut self) -> Duration {
-        let full = self.next;
-        self.next = (full * 2).min(self.longest);
-        let [random, ..] = Uuid::new_v4().into_bytes();
-        full / 2 + full / 2 * u32::from(random) / 255
-    }
+/// Returns the pauses between rounds of all servers.
+pub(super) fn pauses_of_rounds(session: Duration) -> Pauses {
+    Pauses::new(PAUSES.0, PAUSES.1.min(session / 10))
 }
 
 #[cfg(test)]
@@ -264,17 +245,5 @@ mod tests {
         // A lease has three quarters of the session, less a third for its renewal and a tenth of grace.
         let session = Duration::from_secs(6);
         assert!(silence(session) + resuming(session, 0) < session * 3 / 4 * 17 / 30);
-    }
-
-    #[test]
-    fn pauses_grow_up_to_the_longest() {
-        let mut pauses = Pauses::of_rounds(Duration::from_secs(30));
-        let mut last = Duration::ZERO;
-        for round in 0..10 {
-            last = pauses.next();
-            let full = (PAUSES.0 * 2u32.pow(round)).min(PAUSES.1);
-            assert!((full / 2..=full).contains(&last), "{round}: {last:?}");
-        }
-        assert!(last >= PAUSES.1 / 2);
     }
 }

@@ -9,11 +9,12 @@
 
 use super::address::Address;
 use super::directories::{self, Directories};
-use super::errors::{Found, classify, find, in_time, no_session};
-use super::link::{Link, Pauses, hosts, opening, resuming};
+use super::errors::{Found, classify, find, in_time, no_session, unreachable};
+use super::link::{Link, hosts, opening, pauses_of_rounds, resuming};
 use super::liveness::{SessionLiveness, period};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
+use crate::panics::run_wakers;
 use crate::trace;
 use std::fmt;
 use std::future::Future;
@@ -60,7 +61,7 @@ impl Session {
     pub(super) async fn open(address: &Address, clock: &Clock) -> Result<Arc<Self>> {
         let limit = address.session.clamp(CONNECT_TIMEOUT.0, CONNECT_TIMEOUT.1);
         let until = clock.now() + limit;
-        let mut pauses = Pauses::of_rounds(address.session);
+        let mut pauses = pauses_of_rounds(address.session);
         loop {
             let mut failure = no_session();
             for host in hosts(address, None) {
@@ -79,8 +80,10 @@ impl Session {
 
     async fn open_at(host: &str, address: &Address, clock: &Clock) -> Result<Arc<Self>> {
         let created = clock.now();
-        let at = |error| classify(error).at(&format!("cannot connect to {host}"));
-        let link = Arc::new(Link::open(host, address).await.map_err(at)?);
+        let link = match Link::open(host, address).await {
+            Ok(link) => Arc::new(link),
+            Err(error) => return Err(unreachable(error, host).await),
+        };
         let limit = opening(address.session);
         match in_time(limit, Self::begin(&link, address, created, clock)).await {
             Ok(session) => {
@@ -140,9 +143,9 @@ impl Session {
                 break;
             }
             link.cut();
-            self.link.send_replace(None);
+            self.carry_over(None);
             let Some(next) = self.connect_again(address, &link.host).await else { break };
-            self.link.send_replace(Some(Arc::new(next)));
+            self.carry_over(Some(Arc::new(next)));
             reconnected();
             again = true;
         }
@@ -187,13 +190,15 @@ impl Session {
             return Ok(Found::NoNode);
         }
         let answered = self.clock.now();
-        self.liveness.send_modify(|liveness| liveness.acknowledge(sent, answered));
+        run_wakers(|| {
+            self.liveness.send_modify(|liveness| liveness.acknowledge(sent, answered));
+        });
         Ok(Found::Yes(()))
     }
 
     /// Reconnects, however long that takes. Returns `None` when the session is over.
     async fn connect_again(&self, address: &Address, lost: &str) -> Option<Link> {
-        let mut pauses = Pauses::of_rounds(self.timeout);
+        let mut pauses = pauses_of_rounds(self.timeout);
         for round in 0.. {
             let limit = resuming(self.timeout, round);
             let mut failure = no_session();
@@ -202,7 +207,9 @@ impl Session {
                 match Link::resume(host, address, self.info.clone(), limit).await {
                     Ok(link) if self.is_resumed_by(&link) => {
                         let answered = self.clock.now();
-                        self.liveness.send_modify(|liveness| liveness.resumed(sent, answered));
+                        run_wakers(|| {
+                            self.liveness.send_modify(|liveness| liveness.resumed(sent, answered));
+                        });
                         address.outages.answered(&address.hosts);
                         return Some(link);
                     }
@@ -269,18 +276,29 @@ impl Session {
         }
     }
 
+    /// Carries the session over another link from now on. Requests of callers wait for it.
+    fn carry_over(&self, link: Option<Arc<Link>>) {
+        run_wakers(|| _ = self.link.send_replace(link));
+    }
+
+    /// Makes the session over in this process, and returns its link.
+    fn finish(&self) -> Option<Arc<Link>> {
+        let link = self.carrier();
+        run_wakers(|| self.over.cancel());
+        self.carry_over(None);
+        link
+    }
+
     /// Makes the session over in this process. The servers end it by its timeout.
     pub(super) fn end(&self) {
-        self.over.cancel();
-        if let Some(link) = self.link.send_replace(None) {
+        if let Some(link) = self.finish() {
             link.cut();
         }
     }
 
     /// Ends the session, on the servers too.
     pub(super) async fn close(&self) {
-        self.over.cancel();
-        if let Some(link) = self.link.send_replace(None) {
+        if let Some(link) = self.finish() {
             link.close().await;
         }
     }

@@ -2,13 +2,17 @@
 
 use super::address::Address;
 use super::errors::no_session;
-use super::link::Pauses;
+use super::link::pauses_of_rounds;
 use super::session::Session;
 use super::ticks;
 use crate::clock::Clock;
-use crate::error::{Error, Result};
+use crate::error::{Error, Fate, Result};
+use crate::panics::{caught, run_wakers};
 use crate::store::Signal;
+use crate::store::pauses::Pauses;
+use crate::sync::Mutex;
 use crate::trace;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,16 +20,20 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Level;
 
-/// The longest pause between two tries after a refusal.
+/// The longest pause between two tries after a refusal, if half a session is not shorter.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 type Current = Option<Arc<Session>>;
+
+/// Why the servers refused the next session, when they answered last.
+type Refusal = Arc<Mutex<Option<Error>>>;
 
 /// The current session, and those to come.
 #[derive(Clone, Debug)]
 pub(super) struct Sessions {
     /// `None` between two sessions, and once closed: a session with an open connection would not end by itself.
     current: watch::Receiver<Current>,
+    refusal: Refusal,
     pub(super) closed: CancellationToken,
     /// Whether the servers should end the current session when this is closed.
     empty: Arc<AtomicBool>,
@@ -40,17 +48,25 @@ impl Sessions {
         let (sender, current) = watch::channel(Some(Arc::clone(&first)));
         let sessions = Self {
             current,
+            refusal: Refusal::default(),
             closed: CancellationToken::new(),
             empty: Arc::default(),
             ended: CancellationToken::new(),
         };
         let (closed, empty) = (sessions.closed.clone(), Arc::clone(&sessions.empty));
         let last = LastSession { sender, _ended: sessions.ended.clone().drop_guard() };
+        let keeper = Keeper { address, clock, reconnects, refusal: Arc::clone(&sessions.refusal) };
         tokio::spawn(async move {
-            let keep = keep_sessions(&address, &clock, &reconnects, &last.sender, first);
+            let keep = async {
+                let mut first = Some(first);
+                while caught("session", keeper.keep_sessions(&last.sender, first.take()))
+                    .await
+                    .is_none()
+                {}
+            };
             tokio::select! {
                 // Nothing waits for the second.
-                _ = async { tokio::join!(keep, ticks::check(&address)) } => {}
+                _ = async { tokio::join!(keep, caught("ticks", ticks::check(&keeper.address))) } => {}
                 () = closed.cancelled() => {}
             }
             if empty.load(Ordering::Acquire)
@@ -72,13 +88,16 @@ impl Sessions {
         self.ended.cancelled().await;
     }
 
-    /// Returns the current session.
+    /// Returns the current session. Without one, the error says why the servers refuse the next, if they do.
     pub(super) fn current(&self) -> Result<Arc<Session>> {
         if self.closed.is_cancelled() {
             return Err(Error::closed());
         }
         let session = self.current.borrow().clone();
-        session.filter(|session| !session.is_over()).ok_or_else(no_session)
+        session.filter(|session| !session.is_over()).ok_or_else(|| {
+            let refusal = self.refusal.lock().clone();
+            refusal.map_or_else(no_session, |error| error.with_fate(Fate::NotExecuted))
+        })
     }
 
     /// Waits for a session.
@@ -109,68 +128,93 @@ struct LastSession {
 
 impl Drop for LastSession {
     fn drop(&mut self) {
-        if let Some(session) = self.sender.send_replace(None) {
-            session.end();
-        }
+        end_current(&self.sender);
     }
 }
 
-async fn keep_sessions(
-    address: &Address,
-    clock: &Clock,
-    reconnects: &Signal,
-    sender: &watch::Sender<Current>,
-    mut session: Arc<Session>,
-) {
-    loop {
-        tokio::select! {
-            () = session.keep_alive(address, || reconnects.set()) => {}
-            () = session.clear() => {}
-        }
-        trace::later(Level::WARN, || {
-            // As text: a log that stalls must not keep the session.
-            let session = format!("{session:?}");
-            move || {
-                tracing::warn!(
-                    session,
-                    "the session with ZooKeeper has ended, and with it all its leases"
-                )
-            }
-        });
-        // No task may keep the session, now that it is over.
-        sender.send_replace(None);
-        drop(session);
-        // The engine renews at once, and learns that its holds are lost.
-        reconnects.set();
-        session = open(address, clock).await;
-        sender.send_replace(Some(Arc::clone(&session)));
-        reconnects.set();
+/// Ends the session that there is.
+fn end_current(sender: &watch::Sender<Current>) {
+    let session = sender.borrow().clone();
+    if let Some(session) = session {
+        session.end();
     }
+    run_wakers(|| _ = sender.send_replace(None));
 }
 
-/// Opens the next session, however long that takes. A refusal rarely ends soon, so it has longer pauses than a server that
-/// is away.
-async fn open(address: &Address, clock: &Clock) -> Arc<Session> {
-    let mut refused = Pauses::new(address.session / 20, address.session.max(LONGEST_PAUSE));
-    let mut unavailable = Pauses::of_rounds(address.session);
-    loop {
-        let error = match Session::open(address, clock).await {
-            Ok(session) => {
-                address.outages.answered(&address.hosts);
-                return session;
+/// Opens sessions, one after the other.
+struct Keeper {
+    address: Address,
+    clock: Clock,
+    reconnects: Signal,
+    refusal: Refusal,
+}
+
+impl Keeper {
+    /// Keeps the first session, and then the next ones. Without a first, whatever there is has ended in a panic.
+    async fn keep_sessions(
+        &self,
+        sender: &watch::Sender<Current>,
+        mut first: Option<Arc<Session>>,
+    ) -> Infallible {
+        loop {
+            let session = match first.take() {
+                Some(first) => first,
+                None => {
+                    // No task may keep the session, now that it is over.
+                    end_current(sender);
+                    // The engine renews at once, and learns that its holds are lost.
+                    self.reconnects.set();
+                    let session = self.open().await;
+                    run_wakers(|| _ = sender.send_replace(Some(Arc::clone(&session))));
+                    self.reconnects.set();
+                    session
+                }
+            };
+            tokio::select! {
+                () = session.keep_alive(&self.address, || self.reconnects.set()) => {}
+                () = session.clear() => {}
             }
-            Err(error) => error,
-        };
-        let pauses = if error.is_unavailable() {
-            address.outages.failed(&address.hosts, &error);
-            &mut unavailable
-        } else {
-            trace::later(
-                Level::WARN,
-                || move || tracing::warn!(%error, "no new session with ZooKeeper yet"),
-            );
-            &mut refused
-        };
-        tokio::time::sleep(pauses.next()).await;
+            trace::later(Level::WARN, || {
+                // As text: a log that stalls must not keep the session.
+                let session = format!("{session:?}");
+                move || {
+                    tracing::warn!(
+                        session,
+                        "the session with ZooKeeper has ended, and with it all its leases"
+                    )
+                }
+            });
+        }
+    }
+
+    /// Opens the next session, however long that takes. A refusal rarely ends soon, so it has longer pauses than a server
+    /// that is away.
+    async fn open(&self) -> Arc<Session> {
+        let session = self.address.session;
+        let mut refused = Pauses::new(session / 20, (session / 2).min(LONGEST_PAUSE));
+        let mut unavailable = pauses_of_rounds(session);
+        loop {
+            let error = match Session::open(&self.address, &self.clock).await {
+                Ok(session) => {
+                    *self.refusal.lock() = None;
+                    self.address.outages.answered(&self.address.hosts);
+                    return session;
+                }
+                Err(error) => error,
+            };
+            let is_refusal = !error.is_unavailable();
+            *self.refusal.lock() = is_refusal.then(|| error.clone());
+            let pauses = if is_refusal {
+                trace::later(
+                    Level::WARN,
+                    || move || tracing::warn!(%error, "no new session with ZooKeeper yet"),
+                );
+                &mut refused
+            } else {
+                self.address.outages.failed(&self.address.hosts, &error);
+                &mut unavailable
+            };
+            tokio::time::sleep(pauses.next()).await;
+        }
     }
 }

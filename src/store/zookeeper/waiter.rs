@@ -19,7 +19,6 @@
 //!    of an old session may still exist for a while. It does not count, because it ends with that session.
 
 use super::errors::{Found, find, in_time, no_session};
-use super::link::Pauses;
 use super::names::{NodeOwner, Role};
 use super::queue::{Place, Queue};
 use super::session::Session;
@@ -27,6 +26,7 @@ use super::sessions::Sessions;
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::Signal;
+use crate::store::pauses::Pauses;
 use crate::sync::Mutex;
 use crate::trace;
 use std::sync::Arc;

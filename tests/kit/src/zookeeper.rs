@@ -243,6 +243,16 @@ impl ZooKeeper {
         assert!(self.wait_for(&[0]), "it starts again");
     }
 
+    /// Restarts a server that stands alone, with an empty data folder.
+    pub fn wipe(&self, member: usize) {
+        self.kill(member);
+        let data = self.members[member].dir.join("data");
+        fs::remove_dir_all(&data).expect("a directory of our own");
+        fs::create_dir_all(&data).expect("a directory for the server's data");
+        self.launch(member);
+        assert!(self.wait_for(&[member]), "it starts again");
+    }
+
     /// Waits until these members serve clients; false if one has ended.
     pub fn wait_for(&self, members: &[usize]) -> bool {
         let start = Instant::now();

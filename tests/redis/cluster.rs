@@ -949,12 +949,15 @@ async fn map_of_a_primary_that_was_replaced_does_not_count() {
             _ => None,
         }
     });
+    // More than a quarter of an attempt.
+    let delay = Arc::new(AtomicU64::new(180));
     let others = [(); 2].map(|()| {
         let (failed_over, ports) = (Arc::clone(&failed_over), Arc::clone(&ports));
+        let delay = Arc::clone(&delay);
         let new = new.port();
         Stub::start(None, move |words| {
             let mut ports = *ports.get().filter(|_| words[0] == "CLUSTER")?;
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(delay.load(Ordering::Acquire)));
             if failed_over.load(Ordering::Acquire) {
                 ports[0] = new;
             }
@@ -971,7 +974,7 @@ async fn map_of_a_primary_that_was_replaced_does_not_count() {
         let start = Instant::now();
         loop {
             // A stall of the machine may be longer than an attempt.
-            match LeaseManager::builder().ttl(Duration::from_secs(3)).connect(&url).await {
+            match LeaseManager::builder().ttl(Duration::from_secs(6)).connect(&url).await {
                 Ok(leases) => return leases,
                 Err(error) => assert!(start.elapsed() < LONG, "{error}"),
             }
@@ -997,6 +1000,7 @@ async fn map_of_a_primary_that_was_replaced_does_not_count() {
     }
     assert_eq!(refused, 0, "the old map came back");
     // Whoever comes now, and asks all that are in the URL.
+    delay.store(20, Ordering::Release);
     let newcomer = connect().await;
     lock(&newcomer, "after").await.unlock().await.expect("released");
 }

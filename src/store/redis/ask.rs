@@ -1,6 +1,7 @@
 //! Asks several servers at once, of which some may be silent.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::panics::caught;
 use crate::sync::Mutex;
 use fred::types::config::Server;
 use std::collections::{HashMap, HashSet};
@@ -31,6 +32,11 @@ impl Panel {
         self.0.lock()
     }
 
+    /// Forgets all other servers than these, but for those with a request that has no answer yet.
+    pub(super) fn keep_only(&self, is_kept: impl Fn(&Server) -> bool) {
+        self.lock().retain(|server, status| status.asked || is_kept(server));
+    }
+
     /// Asks all these servers, and waits for those that are not known to be silent, or for one if all are, but no longer
     /// than the limit. Returns the answers in the order in which they came, and the error to return if there are none.
     pub(super) async fn ask<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
@@ -59,7 +65,8 @@ impl Panel {
             // It runs to its end, whichever server is first: an abandoned client would keep its connection.
             tokio::spawn(async move {
                 let start = Instant::now();
-                let answer = answer.await;
+                let answer = caught("question to a server", answer);
+                let answer = answer.await.unwrap_or_else(|| Err(none_reachable()));
                 let failed = answer.as_ref().is_err_and(Error::is_unavailable);
                 let silent = failed || start.elapsed() > PATIENCE;
                 panel.lock().insert(server.clone(), Status { asked: false, silent });
@@ -168,6 +175,17 @@ mod tests {
         sleep(ms(100)).await;
         let three = ["a", "c", "b"].map(server).to_vec();
         assert_eq!(asked(&panel, &[("a", 5), ("b", 50), ("c", 20)]).await, (three, ms(50)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn servers_that_are_gone_are_forgotten_once_they_have_answered() {
+        let panel = Panel::default();
+        asked(&panel, &[("a", 5), ("b", 900), ("c", 20)]).await;
+        panel.keep_only(|known| *known == server("a"));
+        assert_eq!(panel.lock().len(), 2, "one has not answered");
+        sleep(Duration::from_secs(1)).await;
+        panel.keep_only(|known| *known == server("a"));
+        assert_eq!(panel.lock().keys().cloned().collect::<Vec<_>>(), [server("a")]);
     }
 
     #[tokio::test(start_paused = true)]

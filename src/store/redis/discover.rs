@@ -96,20 +96,26 @@ impl Discovery {
         known: &SlotMap,
     ) -> Result<(SlotMap, bool)> {
         let mut worst = none_reachable();
-        let steps = query_order(known, seeds, &self.distrusted());
-        let last = steps.len().saturating_sub(1);
-        for (step, nodes) in steps.into_iter().enumerate() {
+        let distrusted = self.distrusted();
+        let mut steps = query_order(known, seeds, &distrusted).into_iter().peekable();
+        while let Some(nodes) = steps.next() {
             let ask = |node: Server| {
                 let pool = self.pool.get().and_then(Weak::upgrade);
                 let pool = pool.filter(|_| known.servers.contains(&node));
                 ask_node(pool, address.of(&node), node)
             };
-            // Other nodes can be asked.
-            let limit = (step < last).then(|| address.attempt / 4);
+            // Other nodes can be asked. But a slow answer is better than that of a server without a vote.
+            let limit = steps.peek().map(|next| match distrusted.contains(&next[0]) {
+                true => address.attempt,
+                false => address.attempt / 4,
+            });
             let (found, error) = self.panel.ask(nodes, limit, ask).await;
             let sharded = found.iter().any(|(_, sharded)| *sharded);
             let maps: Vec<SlotMap> = found.into_iter().map(|(map, _)| map).collect();
             if let Some(map) = merge(maps, known) {
+                // The addresses of a fleet may change all the time.
+                let lists = [&map.servers[..], &map.replicas, seeds];
+                self.panel.keep_only(|server| lists.iter().any(|list| list.contains(server)));
                 return Ok((map, sharded));
             }
             keep_worst(&mut worst, error);
@@ -197,7 +203,10 @@ fn slot_map(reply: Value, asked: &Server) -> Option<SlotMap> {
     for range in reply.into_array() {
         let mut parts = range.into_array().into_iter();
         let (first, last) = (parts.next()?.as_usize()?, parts.next()?.as_usize()?);
-        map.assign(first..=last, &server(parts.next()?, asked)?);
+        let primary = server(parts.next()?, asked);
+        if let Some(primary) = primary {
+            map.assign(first..=last, &primary);
+        }
         for replica in parts.filter_map(|part| server(part, asked)) {
             if !map.replicas.contains(&replica) {
                 map.replicas.push(replica);
@@ -210,11 +219,12 @@ fn slot_map(reply: Value, asked: &Server) -> Option<SlotMap> {
 }
 
 /// Reads a node: its address, its port, its id, and further properties in pairs. A node that does not know its own address
-/// leaves it out. A node without a host name, where one is preferred, reports `?`.
+/// leaves it out. A node without a host name, where one is preferred, reports `?`. Returns `None` for a node that no longer
+/// has an address, as one that was replaced by an empty server: its port is 0, and its slots are not served.
 fn server(node: Value, asked: &Server) -> Option<Server> {
     let mut parts = node.into_array().into_iter();
     let host = parts.next()?.as_string().unwrap_or_default();
-    let port = u16::try_from(parts.next()?.as_usize()?).ok()?;
+    let port = u16::try_from(parts.next()?.as_usize()?).ok().filter(|port| *port > 0)?;
     let host = match &*host {
         "" => asked.host.to_string(),
         "?" => {
@@ -293,6 +303,19 @@ mod tests {
         assert_eq!(discovery.distrusted(), std::slice::from_ref(&a));
         tokio::time::sleep(DISTRUST).await;
         assert!(discovery.distrusted().is_empty());
+    }
+
+    #[test]
+    fn slots_of_a_node_without_an_address_are_not_served() {
+        let node = |host: &str, port: i64| Value::Array(vec![host.into(), port.into()]);
+        let range = |first: i64, last: i64, nodes: &[Value]| {
+            Value::Array([&[first.into(), last.into()], nodes].concat())
+        };
+        let gone = range(0, 9, &[node("", 0), node("c", 1)]);
+        let reply = Value::Array(vec![gone, range(10, 19, &[node("b", 1)])]);
+        let map = slot_map(reply, &Server::new("asked", 1)).unwrap();
+        assert_eq!((map.owner(0), map.owner(10)), (None, Some(&server("b"))));
+        assert_eq!((map.servers, map.replicas), (vec![server("b")], vec![server("c")]));
     }
 
     /// With `cluster-preferred-endpoint-type` and without, as Redis 7 reports them.

@@ -281,12 +281,10 @@ impl Observer {
                         break;
                     }
                     Ok(None) => subscribes = false,
-                    // By the clock this time.
-                    Err(error) if error.is_unavailable() => {}
+                    // By the clock this time: also a permission may come back.
                     Err(error) => {
-                        subscribes = false;
                         let name = name.as_str();
-                        tracing::warn!(name, %error, "no messages of leaders; polling instead");
+                        tracing::debug!(name, %error, "no messages of leaders yet");
                     }
                 }
             }

@@ -16,7 +16,7 @@ pub(crate) enum Hints<'a> {
     Subscribing(Subscribing<'a>),
     /// Shared with the queue, for the flow that asks next.
     Subscribed(Arc<Wakeups>),
-    /// The store has no wake-ups, or refused them: only the clock is left.
+    /// The store has no wake-ups: only the clock is left.
     Clock,
 }
 
@@ -56,14 +56,10 @@ impl<'a> Hints<'a> {
             Self::Subscribed(wakeups) => wakeups.heard().await,
             Self::Subscribing(subscribing) => match subscribing.await {
                 Ok(Some(wakeups)) => *self = Self::Subscribed(Arc::new(wakeups)),
-                Err(error) if error.is_unavailable() => {
-                    // Wait by the clock this time and subscribe the next.
-                    *self = Self::NotSubscribed;
-                    pending().await
-                }
                 Err(error) => {
-                    tracing::warn!(name = target.name.as_str(), %error, "no wake-ups; polling instead");
-                    *self = Self::Clock;
+                    // By the clock this time, and the next time the store is asked again: also a permission may come back.
+                    tracing::debug!(name = target.name.as_str(), %error, "no wake-ups yet");
+                    *self = Self::NotSubscribed;
                     pending().await
                 }
                 Ok(None) => {

@@ -25,7 +25,7 @@ pub(super) struct Seen {
 pub(super) enum Listens {
     NotYet,
     To(Arc<Wakeups>),
-    /// The store has no wake-ups, or refused them.
+    /// The store has no wake-ups.
     Never,
 }
 

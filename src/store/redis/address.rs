@@ -176,7 +176,6 @@ impl Address {
 
     fn builder(&self, capacity: usize) -> Builder {
         let mut builder = Builder::from_config(self.config.clone());
-        let longest_gap = self.longest_pause();
         builder.set_connection_config(ConnectionConfig {
             connection_timeout: self.connect_timeout(),
             internal_command_timeout: self.connect_timeout(),
@@ -197,9 +196,15 @@ impl Address {
             broadcast_channel_capacity: capacity,
             ..PerformanceConfig::default()
         });
-        let mut policy =
-            ReconnectPolicy::new_exponential(0, millis(FIRST_RECONNECT), millis(longest_gap), 2);
-        policy.set_jitter(millis(longest_gap) / 4);
+        builder
+    }
+
+    /// Returns the builder of clients that replace a lost connection themselves.
+    fn lasting(&self) -> Builder {
+        let longest = millis(self.longest_pause());
+        let mut policy = ReconnectPolicy::new_exponential(0, millis(FIRST_RECONNECT), longest, 2);
+        policy.set_jitter(longest / 4);
+        let mut builder = self.builder(EVENTS);
         builder.set_policy(policy);
         builder
     }
@@ -224,26 +229,24 @@ impl Address {
     }
 
     pub(super) async fn client(&self) -> Result<Served<Client>> {
-        let client = self.builder(EVENTS).build().map_err(|error| classify(&error))?;
+        let client = self.lasting().build().map_err(|error| classify(&error))?;
         let served = self.init(client).await?;
-        self.watch(&served.client, Some(served.client.clone()));
+        self.watch(&served.client);
         Ok(served)
     }
 
     /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred.
     pub(super) async fn fresh(&self) -> Result<Served<Client>, Failure> {
-        let served = self.connect(self.builder(EVENTS).build()?).await?;
-        self.watch(&served.client, Some(served.client.clone()));
+        let served = self.connect(self.lasting().build()?).await?;
+        self.watch(&served.client);
         Ok(served)
     }
 
+    /// Connects a client that ends with its connection: its owner makes the next.
     pub(super) async fn subscriber(&self) -> Result<Served<SubscriberClient>> {
         let client =
             self.builder(MESSAGES).build_subscriber_client().map_err(|error| classify(&error))?;
-        let served = self.init(client).await?;
-        // `subscriber.rs` names it again: it must come before the subscriptions.
-        self.watch(&served.client, None);
-        Ok(served)
+        self.init(client).await
     }
 
     async fn init<C: ClientLike>(&self, client: C) -> Result<Served<C>> {
@@ -307,10 +310,10 @@ impl Address {
         let _ = timeout(self.attempt, client.custom::<Value, _>(set, words)).await;
     }
 
-    /// Reports the outages of a connection until its client ends, and names `again` after a reconnect.
-    fn watch(&self, client: &impl EventInterface, again: Option<Client>) {
+    /// Reports the outages of a connection until its client ends, and names it again after a reconnect.
+    fn watch(&self, client: &Client) {
         let (mut failures, mut connects) = (client.error_rx(), client.reconnect_rx());
-        let address = self.clone();
+        let (address, again) = (self.clone(), client.clone());
         tokio::spawn(async move {
             let (outages, place) = (&address.outages, address.place());
             loop {
@@ -325,9 +328,7 @@ impl Address {
                     connected = connects.recv() => match connected {
                         Ok(_) | Err(RecvError::Lagged(_)) => {
                             outages.answered(&place);
-                            if let Some(client) = &again {
-                                address.name(client).await;
-                            }
+                            address.name(&again).await;
                         }
                         Err(RecvError::Closed) => return,
                     },

@@ -2,11 +2,12 @@
 //! A channel follows its slot.
 
 use super::address::Address;
+use super::channels::{Channels, Command, wake};
 use super::routes::Routes;
 use super::scripts::slot;
-use super::subscriber::{Channels, Command, Subscriber, run, wake};
+use super::subscriber::{Place, Subscriber};
+use crate::panics::caught;
 use crate::sync::Mutex;
-use crate::trace;
 use fred::types::config::Server;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -15,7 +16,6 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tracing::Level;
 
 /// The pause before a channel that has moved is subscribed again, after that has failed.
 const RETRY: Duration = Duration::from_secs(1);
@@ -46,7 +46,13 @@ impl FleetSubscribers {
             runtime: Handle::current(),
             _end: end.clone().drop_guard(),
         });
-        tokio::spawn(follow(Arc::downgrade(&subscribers), Arc::clone(routes), end));
+        let (followers, routes) = (Arc::downgrade(&subscribers), Arc::clone(routes));
+        tokio::spawn(async move {
+            while caught("subscribers of a fleet", follow(&followers, &routes, &end))
+                .await
+                .is_none()
+            {}
+        });
         subscribers
     }
 
@@ -95,29 +101,9 @@ impl FleetSubscribers {
         }
         let (subscriber, commands) = mpsc::unbounded_channel();
         subscribers.insert(server.clone(), subscriber.clone());
-        let address = self.address.of(&server);
-        let (channels, routes) = (Arc::clone(&self.channels), Arc::clone(&self.routes));
-        self.runtime.spawn(async move {
-            match address.subscriber().await {
-                Ok(served) => {
-                    let subscriber = Subscriber::new(
-                        served.client,
-                        &channels,
-                        &address,
-                        Some((server, routes.sharded)),
-                    );
-                    run(subscriber, commands).await;
-                }
-                // The commands are dropped here, and with them the senders that their callers wait for.
-                Err(error) => {
-                    trace::later(
-                        Level::DEBUG,
-                        || move || tracing::debug!(%error, "no connection for wake-ups"),
-                    );
-                    routes.request_refresh();
-                }
-            }
-        });
+        let (address, routes) = (self.address.of(&server), Arc::clone(&self.routes));
+        let place = Place::Of(server, routes);
+        self.runtime.spawn(Subscriber::new(&address, place, &self.channels, commands).run(None));
         Some(subscriber)
     }
 
@@ -195,7 +181,7 @@ async fn subscribe_moved(subscribers: Weak<FleetSubscribers>, channel: String) {
 }
 
 /// Follows the routes until the end.
-async fn follow(subscribers: Weak<FleetSubscribers>, routes: Arc<Routes>, end: CancellationToken) {
+async fn follow(subscribers: &Weak<FleetSubscribers>, routes: &Routes, end: &CancellationToken) {
     let mut changes = routes.changes();
     loop {
         tokio::select! {

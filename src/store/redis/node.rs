@@ -16,8 +16,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-pub(super) use super::health::{is_connected, until_in_use};
-
 /// A connection to one server.
 ///
 /// 1. **Nothing is given to fred while it has no connection.** It keeps commands that it cannot send for as long as an

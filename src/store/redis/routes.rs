@@ -8,6 +8,7 @@ use super::discover::Discovery;
 use super::slot_map::SlotMap;
 use super::url::{Sentinels, Topology};
 use crate::error::Result;
+use crate::panics::{caught, run_wakers};
 use crate::store::Signal;
 use crate::sync::Mutex;
 use crate::trace;
@@ -16,6 +17,7 @@ use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
 use fred::types::config::Server;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -63,7 +65,10 @@ impl Routes {
             discovery,
             sharded: sharded && !address.plain_pubsub,
         });
-        tokio::spawn(run_until(end.clone(), keep_map(Arc::clone(&routes))));
+        let (kept, until) = (Arc::clone(&routes), end.clone());
+        tokio::spawn(run_until(until, async move {
+            while caught("routes of a fleet", keep_map(&kept)).await.is_none() {}
+        }));
         if let Topology::Sentinel(sentinels) = &address.topology {
             for sentinel in &sentinels.servers {
                 tokio::spawn(watch_sentinel(
@@ -130,7 +135,7 @@ impl Routes {
             *current = map;
             news
         };
-        self.changes.send_modify(|changes| *changes += 1);
+        run_wakers(|| self.changes.send_modify(|changes| *changes += 1));
         if failed_over {
             // Writes that the old primary did not replicate are lost, so all leases are verified.
             self.reconnects.set();
@@ -140,7 +145,7 @@ impl Routes {
 }
 
 /// Asks the fleet for its map when a refresh is requested, and from time to time.
-async fn keep_map(routes: Arc<Routes>) {
+async fn keep_map(routes: &Routes) {
     let interval = (routes.address.ttl / 3).clamp(REFRESH_EVERY.0, REFRESH_EVERY.1);
     let longest_gap = (routes.address.ttl / 20).clamp(GAPS.0, GAPS.1);
     let mut gap = GAPS.0;
@@ -161,7 +166,7 @@ async fn keep_map(routes: Arc<Routes>) {
             }
         };
         gap = if changed { GAPS.0 } else { (gap * 2).min(longest_gap) };
-        routes.refreshes.send_modify(|refreshes| *refreshes += 1);
+        run_wakers(|| routes.refreshes.send_modify(|refreshes| *refreshes += 1));
         sleep(gap).await;
     }
 }
@@ -176,9 +181,19 @@ async fn watch_sentinel(
     let address = routes.address.of_sentinel(&sentinels, &sentinel);
     loop {
         // This is not cancelled half way, which would leave a connection behind.
-        if let Ok(Served { client, .. }) = address.subscriber().await {
-            run_until(end.clone(), listen_to_sentinel(&routes, &client, address.attempt)).await;
-            let _ = timeout(address.attempt, client.quit()).await;
+        if let Ok(Served { client, mut task }) = address.subscriber().await {
+            let listen = async {
+                tokio::select! {
+                    // It ends with its connection.
+                    _ = &mut task => {}
+                    _ = caught("sentinels", listen_to_sentinel(&routes, &client, address.attempt)) => {}
+                }
+            };
+            run_until(end.clone(), listen).await;
+            if !task.is_finished() {
+                let _ = timeout(address.attempt, client.quit()).await;
+                task.abort();
+            }
         }
         tokio::select! {
             () = sleep(REFRESH_EVERY.0) => {}
@@ -187,23 +202,16 @@ async fn watch_sentinel(
     }
 }
 
+/// Listens until the connection is lost.
 async fn listen_to_sentinel(routes: &Routes, client: &SubscriberClient, attempt: Duration) {
-    let (mut messages, mut reconnects) = (client.message_rx(), client.reconnect_rx());
-    loop {
-        let subscribed = timeout(attempt, client.subscribe("+switch-master")).await;
-        if !matches!(subscribed, Ok(Ok(()))) {
-            return;
-        }
+    let mut messages = client.message_rx();
+    let subscribed = timeout(attempt, client.subscribe("+switch-master")).await;
+    if !matches!(subscribed, Ok(Ok(()))) {
+        return;
+    }
+    routes.request_refresh();
+    while !matches!(messages.recv().await, Err(RecvError::Closed)) {
         routes.request_refresh();
-        loop {
-            tokio::select! {
-                message = messages.recv() => match message {
-                    Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
-                    _ => routes.request_refresh(),
-                },
-                _ = reconnects.recv() => break,
-            }
-        }
     }
 }
 

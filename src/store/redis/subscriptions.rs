@@ -2,10 +2,12 @@
 //!
 //! They are hints only. A name with waiters has one subscription, whatever their number.
 
+use super::channels::{Channel, Channels, Command};
 use super::connection::Connector;
 use super::fleet_subscribers::FleetSubscribers;
-use super::subscriber::{Channel, Channels, Command, Subscriber, run};
+use super::subscriber::{Place, Subscriber};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::pauses::Pauses;
 use crate::store::{Inbox, Signal, Wakeups};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,10 +35,10 @@ impl Subscriptions {
         let (address, channels) = (&connector.address, Channels::default());
         let backend = match &connector.routes {
             None => {
-                let client = address.subscriber().await?.client;
+                let client = address.subscriber().await?;
                 let (commands, inbox) = mpsc::unbounded_channel();
-                let subscriber = Subscriber::new(client, &channels, address, None);
-                tokio::spawn(run(subscriber, inbox));
+                let place = Place::One(connector.destination.subscribe());
+                tokio::spawn(Subscriber::new(address, place, &channels, inbox).run(Some(client)));
                 Backend::One(commands)
             }
             Some(routes) => Backend::Each(FleetSubscribers::start(address, routes, &channels)),
@@ -96,27 +98,22 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 
 impl Subscriptions {
     /// Subscribes the inbox that has this channel, in the background on a runtime. It is there after a moment, and again
-    /// after a reconnect.
+    /// after a reconnect, or once the server allows it. Until then holders learn of what was done at their next renewal.
     pub(super) fn inbox(&self, channel: String, runtime: &Handle) -> Inbox {
         let (subscriptions, name) = (self.clone(), channel.clone());
         let (sender, inbox) = Inbox::new(InboxGuard { subscriptions, channel: name });
         self.channels.lock().entry(channel.clone()).or_default().inbox = Some(sender.clone());
         let subscriptions = self.clone();
         runtime.spawn(async move {
-            let mut pause = RETRY.0;
+            let mut pauses = Pauses::new(RETRY.0, RETRY.1);
             while !sender.is_closed() {
                 let (done, confirmed) = oneshot::channel();
-                if subscriptions.send(Command::Subscribe(channel.clone(), done)).is_err() {
+                if subscriptions.send(Command::Subscribe(channel.clone(), done)).is_ok()
+                    && let Ok(Ok(())) = confirmed.await
+                {
                     return;
                 }
-                match confirmed.await {
-                    Ok(Ok(())) => return,
-                    // It lacks the permission: holders learn of what was done at their next renewal.
-                    Ok(Err(error)) if !error.is_unavailable() => return,
-                    _ => {}
-                }
-                sleep(pause).await;
-                pause = (pause * 2).min(RETRY.1);
+                sleep(pauses.next()).await;
             }
         });
         inbox
@@ -189,7 +186,7 @@ impl Subscriptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::subscriber::wake;
+    use crate::store::redis::channels::wake;
     use tokio::time::Instant;
 
     fn waits(channels: &Channels) -> usize {

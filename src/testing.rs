@@ -51,9 +51,11 @@
 mod call;
 pub mod conformance;
 mod faulty;
+mod rule;
 
 pub use call::Call;
-pub use faulty::{Fault, Faults, FaultyStore, Rule};
+pub use faulty::{Faults, FaultyStore};
+pub use rule::{Fault, Rule};
 
 use crate::error::{Loss, Result};
 use crate::manager::LeaseManager;

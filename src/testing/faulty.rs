@@ -1,8 +1,9 @@
 //! A store that hangs, fails, delays and loses on command.
 
 use super::call::Call;
+use super::rule::{Fault, Rule};
 use crate::clock::{Clock, Instant};
-use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
     Leave, Name, Note, Owner, Owners, ReadNote, Release, Released, RenewBatch, Renewed, Resize,
@@ -67,81 +68,6 @@ struct Control {
     calls: watch::Sender<[usize; Call::ALL.len()]>,
 }
 
-/// The fault of a call.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Fault {
-    /// The request arrives only after [`Faults::heal`]. Then the operation runs and answers.
-    Hang,
-    /// The operation runs at once, and answers after [`Faults::heal`].
-    HoldReply,
-    /// The operation runs, and the answer is [`Unavailable`](ErrorKind::Unavailable), fate unknown.
-    LoseReply,
-    /// The answer is that of [`LoseReply`](Fault::LoseReply), and the operation runs after
-    /// [`Faults::heal`], when no caller expects it.
-    RunLate,
-    /// The operation does not run, and this error is the answer.
-    Fail(Error),
-    /// The request arrives after this time, by tokio's clock.
-    Delay(Duration),
-    /// The store panics when its future is polled.
-    Panic,
-}
-
-impl Fault {
-    /// Creates the fault of a store that is away: the operation does not run, and the answer is
-    /// [`Unavailable`](ErrorKind::Unavailable).
-    pub fn unavailable() -> Self {
-        let error = Error::new(ErrorKind::Unavailable, "the store is away, by a rule of the test");
-        Self::Fail(error.with_fate(Fate::NotExecuted))
-    }
-}
-
-/// A fault and the calls that it strikes: all calls, unless narrowed down.
-#[derive(Clone, Debug)]
-#[must_use = "a rule does nothing until it is added to the faults"]
-pub struct Rule {
-    fault: Fault,
-    calls: Vec<Call>,
-    names: Vec<String>,
-    times: usize,
-    /// When it ends by itself.
-    end: Option<Instant>,
-}
-
-impl Rule {
-    /// Creates a rule that strikes every call until [`Faults::heal`].
-    pub fn new(fault: Fault) -> Self {
-        Self { fault, calls: Vec::new(), names: Vec::new(), times: usize::MAX, end: None }
-    }
-
-    /// Strikes only calls of this kind. Each further call of this method adds a kind.
-    pub fn on(mut self, call: Call) -> Self {
-        self.calls.push(call);
-        self
-    }
-
-    /// Strikes only calls about this name, and batches with it. Each further call of this method adds a name.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.names.push(name.into());
-        self
-    }
-
-    /// Strikes at most this many times.
-    pub fn times(mut self, times: usize) -> Self {
-        self.times = times;
-        self
-    }
-
-    fn strikes(&self, call: Call, names: &[&Name], now: Instant) -> bool {
-        let of_name = |wanted: &String| names.iter().any(|name| name.as_str() == wanted);
-        self.times > 0
-            && self.end.is_none_or(|end| now < end)
-            && (self.calls.is_empty() || self.calls.contains(&call))
-            && (self.names.is_empty() || self.names.iter().any(of_name))
-    }
-}
-
 impl Faults {
     /// Adds a rule, from the next call on. If several rules strike a call, the newest counts.
     pub fn add(&self, rule: Rule) {
@@ -171,8 +97,7 @@ impl Faults {
     /// # }
     /// ```
     pub fn outage(&self, length: Duration) {
-        let end = Some(self.0.clock.now() + length);
-        self.add(Rule { end, ..Rule::new(Fault::unavailable()) });
+        self.add(Rule::new(Fault::unavailable()).until(self.0.clock.now() + length));
     }
 
     /// Removes all rules, and resumes the operations that hang or hold their reply.
@@ -212,8 +137,7 @@ impl Faults {
         let now = self.0.clock.now();
         let mut rules = self.rules();
         let rule = rules.iter_mut().rev().find(|rule| rule.strikes(call, names, now))?;
-        rule.times -= 1;
-        Some(rule.fault.clone())
+        Some(rule.strike())
     }
 
     /// Waits for a heal after this call, not after the first poll.

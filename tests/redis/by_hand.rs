@@ -57,37 +57,3 @@ async fn locks_are_seen_as_the_guide_says() {
     assert!(next.fence() > lease.fence());
     assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
 }
-
-#[tokio::test(start_paused = true)]
-async fn scratch_paused_time_and_real_io() {
-    use tokio::io::AsyncReadExt;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        std::thread::sleep(Duration::from_millis(300));
-        std::io::Write::write_all(&mut stream, b"x").unwrap();
-    });
-    let leases = LeaseManager::builder()
-        .max_hold(Duration::from_secs(3600))
-        .connect("memory:")
-        .await
-        .unwrap();
-    let lease = leases.lock("a").lock().await.unwrap();
-    let (real, virt) = (std::time::Instant::now(), tokio::time::Instant::now());
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    let mut byte = [0];
-    let read = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut byte)).await;
-    println!(
-        "timeout of 5 s: {read:?} after {:?} real, {:?} virtual",
-        real.elapsed(),
-        virt.elapsed()
-    );
-    let read = stream.read(&mut byte).await;
-    println!(
-        "{read:?} after {:?} real, {:?} virtual; {:?}",
-        real.elapsed(),
-        virt.elapsed(),
-        lease.check()
-    );
-}

@@ -37,6 +37,8 @@ struct Inner {
     fate: Fate,
     loss: Option<Loss>,
     message: Cow<'static, str>,
+    /// Whether the store serves no name at all: it was not reached, or refuses the login.
+    for_all_names: bool,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
@@ -136,7 +138,14 @@ impl Error {
             ErrorKind::Unavailable | ErrorKind::Protocol => Fate::Unknown,
             _ => Fate::NotExecuted,
         };
-        Self(Arc::new(Inner { kind, fate, loss: None, message: message.into(), source: None }))
+        Self(Arc::new(Inner {
+            kind,
+            fate,
+            loss: None,
+            message: message.into(),
+            for_all_names: false,
+            source: None,
+        }))
     }
 
     pub(crate) fn lost(loss: Loss) -> Self {
@@ -145,6 +154,7 @@ impl Error {
             fate: Fate::NotExecuted,
             loss: Some(loss),
             message: Cow::Borrowed(loss.sentence()),
+            for_all_names: false,
             source: None,
         }))
     }
@@ -155,6 +165,16 @@ impl Error {
 
     pub(crate) fn silent() -> Self {
         Self::new(ErrorKind::Unavailable, "the store did not answer in time")
+    }
+
+    /// The error of a call without an answer in time, with the last failure that is known.
+    pub(crate) fn silent_since(failure: &Self) -> Self {
+        // A refused login is no outage.
+        let kind = if failure.is_for_all_names() { failure.kind() } else { ErrorKind::Unavailable };
+        let message =
+            format!("the store did not answer in time; before that: {}", failure.message());
+        let error = Self::new(kind, message).with_fate(Fate::Unknown).with_source(failure.clone());
+        if failure.is_for_all_names() { error.for_all_names() } else { error }
     }
 
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
@@ -198,6 +218,7 @@ impl Error {
             fate: shared.fate,
             loss: shared.loss,
             message: shared.message.clone(),
+            for_all_names: shared.for_all_names,
             source: shared.source.clone(),
         });
         change(&mut inner);
@@ -275,6 +296,21 @@ impl Error {
     /// Returns the message without the kind.
     pub(crate) fn message(&self) -> &str {
         &self.0.message
+    }
+
+    /// Returns the same error without its source, which may be of a user's type.
+    pub(crate) fn without_source(&self) -> Self {
+        let error = Self::new(self.kind(), self.message().to_owned()).with_fate(self.fate());
+        if self.is_for_all_names() { error.for_all_names() } else { error }
+    }
+
+    /// Marks it as an error of a store that serves no name at all: it was not reached, or refuses the login.
+    pub(crate) fn for_all_names(self) -> Self {
+        self.rebuild(|inner| inner.for_all_names = true)
+    }
+
+    pub(crate) fn is_for_all_names(&self) -> bool {
+        self.0.for_all_names
     }
 
     pub(crate) fn is_unavailable(&self) -> bool {

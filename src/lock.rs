@@ -187,7 +187,11 @@ impl Lock {
     /// # Errors
     ///
     /// As [`lock`](Lock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of the
-    /// store.
+    /// store, with the last failure of its server as the source.
+    ///
+    /// It is `None` and no error if the same server has granted a name, or found one held, within the last
+    /// [attempt](crate::guide::settings#what-follows-from-the-ttl): then the timeout was shorter than a round trip. So you
+    /// may give it what is left of your own deadline.
     ///
     /// # Panics
     ///

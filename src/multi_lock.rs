@@ -352,7 +352,11 @@ impl MultiLock {
                     Ok(round) => round,
                     // The answers may just be on their way.
                     Err(_) if heard.is_some_and(is_recent) => return Ok(None),
-                    Err(_) => Err(Error::silent()),
+                    Err(_) => {
+                        let mut entries = self.entries.iter();
+                        let silent = entries.find_map(|entry| core.unserved(&entry.name));
+                        return silent.map_or(Ok(None), Err);
+                    }
                 },
                 _ => round.await,
             };

@@ -1,18 +1,17 @@
 //! Numbered leases: one of n names, whichever is free.
 
-use crate::clock::Instant;
-use crate::engine::{Engine, Options, WaitLimit, Wanted, acquire, setters};
+use crate::engine::{Core, Engine, Options, Timed, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::runtime;
 use crate::store::{Mode, Name};
+use crate::sync::Mutex;
 use crate::together::{Call, first};
 use std::fmt;
 use std::ops::Deref;
 use std::panic::Location;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::task::coop::consume_budget;
 use tokio::time::sleep;
@@ -111,7 +110,7 @@ impl Slots {
         let wanted = self.wanted();
         async move {
             runtime::need();
-            self.wait(wanted, &AtomicBool::new(false)).await
+            self.wait(wanted, &Progress::default()).await
         }
     }
 
@@ -136,7 +135,7 @@ impl Slots {
         let wanted = self.wanted();
         async move {
             runtime::need();
-            self.look(wanted, &AtomicBool::new(false)).await
+            self.look(wanted, &Progress::default()).await
         }
     }
 
@@ -165,17 +164,17 @@ impl Slots {
         let wanted = self.wanted();
         async move {
             runtime::need();
-            let answered = AtomicBool::new(false);
+            let progress = Progress::default();
             if timeout.is_zero() {
-                return self.look(wanted, &answered).await;
+                return self.look(wanted, &progress).await;
             }
-            let start = self.engine.core.now();
+            let core = &self.engine.core;
+            let timed = Timed { start: core.now(), limit: timeout };
             // Asked about before it is dropped, with its requests.
-            let mut waiting = pin!(self.wait(wanted, &answered));
+            let mut waiting = pin!(self.wait(wanted, &progress));
             match tokio::time::timeout(timeout, waiting.as_mut()).await {
                 Ok(slot) => slot.map(Some),
-                Err(_) if answered.load(Ordering::Relaxed) || self.was_heard(start) => Ok(None),
-                Err(_) => Err(Error::silent()),
+                Err(_) => progress.out_of_time(core, timed).map_or(Ok(None), Err),
             }
         }
     }
@@ -267,29 +266,22 @@ impl Slots {
     }
 
     /// Looks for a free slot.
-    async fn look(&self, wanted: Wanted<'_>, answered: &AtomicBool) -> Result<Option<Slot>> {
+    async fn look(&self, wanted: Wanted<'_>, progress: &Progress) -> Result<Option<Slot>> {
         let name = self.name.as_ref().map_err(Error::clone)?;
         let queue = &self.engine.core.queue;
         for index in self.order() {
+            let slot_name = slot_name(name, index)?;
+            progress.asks(vec![slot_name.clone()]);
             let slot = self.slot(wanted, index, WaitLimit::Once).await?;
             if slot.is_some() {
                 return Ok(slot);
             }
-            if !answered.load(Ordering::Relaxed) {
-                // No request was sent if another flow of this process waits for the answer to its own.
-                let silent =
-                    slot_name(name, index).is_ok_and(|name| queue.silence(&name).is_some());
-                answered.store(!silent, Ordering::Relaxed);
+            // No request was sent if another flow of this process waits for the answer to its own.
+            if queue.silence(&slot_name).is_none() {
+                progress.answered();
             }
         }
         Ok(None)
-    }
-
-    /// Returns whether the store has answered a request of this process for one of the slots since `start`.
-    fn was_heard(&self, start: Instant) -> bool {
-        let Ok(name) = &self.name else { return false };
-        let mut names = (0..self.size).filter_map(|index| slot_name(name, index).ok());
-        names.any(|name| self.engine.core.queue.was_heard(&name, start))
     }
 
     /// Returns the indexes in the order in which they are tried: one, 2 ln n at random, and all others. If half of the
@@ -311,14 +303,14 @@ impl Slots {
     }
 
     /// Looks for a free slot and waits for one, in turns, until it has one.
-    async fn wait(&self, wanted: Wanted<'_>, answered: &AtomicBool) -> Result<Slot> {
+    async fn wait(&self, wanted: Wanted<'_>, progress: &Progress) -> Result<Slot> {
         self.name.as_ref().map_err(Error::clone)?;
         let core = &self.engine.core;
         let (mut failures, mut silent_since) = (0, None);
         loop {
             let started = core.now();
-            let found = match Box::pin(self.look(wanted, answered)).await {
-                Ok(None) => self.wait_for_any(wanted, answered).await,
+            let found = match Box::pin(self.look(wanted, progress)).await {
+                Ok(None) => self.wait_for_any(wanted, progress).await,
                 found => found,
             };
             match found {
@@ -330,6 +322,7 @@ impl Slots {
                         return Err(error);
                     }
                     failures += 1;
+                    progress.failed(error);
                     sleep(core.timing.gap(failures, core.jitter())).await;
                 }
                 Err(error) => return Err(error),
@@ -338,11 +331,7 @@ impl Slots {
     }
 
     /// Waits until one of the slots is free: of all of them, or of some for the poll interval.
-    async fn wait_for_any(
-        &self,
-        wanted: Wanted<'_>,
-        answered: &AtomicBool,
-    ) -> Result<Option<Slot>> {
+    async fn wait_for_any(&self, wanted: Wanted<'_>, progress: &Progress) -> Result<Option<Slot>> {
         let (indexes, limit): (Vec<u32>, _) = if self.size <= WAITED_FOR {
             ((0..self.size).collect(), WaitLimit::Forever)
         } else {
@@ -353,13 +342,16 @@ impl Slots {
             drawn.dedup();
             (drawn, WaitLimit::For(self.engine.core.settings.poll_bound))
         };
+        let name = self.name.as_ref().map_err(Error::clone)?;
+        let names = indexes.iter().map(|index| slot_name(name, *index));
+        progress.asks(names.collect::<Result<_>>()?);
         let calls = indexes
             .into_iter()
             .map(|index| Box::pin(self.slot(wanted, index, limit)) as Call<'_, _>);
         let mut failed = None;
         let slot = first(calls.collect(), |slot| match slot {
             Ok(slot) => {
-                answered.store(true, Ordering::Relaxed);
+                progress.answered();
                 slot
             }
             Err(error) => {
@@ -377,6 +369,45 @@ impl Slots {
 // After the calls, which a reader looks for first.
 impl Slots {
     setters!(class label min_hold lock_delay stall_after warn_held);
+}
+
+/// What a call for any slot waits for.
+#[derive(Default)]
+struct Progress(Mutex<Waits>);
+
+#[derive(Default)]
+struct Waits {
+    /// The slots that it asks for now.
+    names: Vec<Name>,
+    /// Why the last request had no answer, if none had one since.
+    failure: Option<Error>,
+}
+
+impl Progress {
+    fn asks(&self, names: Vec<Name>) {
+        self.0.lock().names = names;
+    }
+
+    fn answered(&self) {
+        self.0.lock().failure = None;
+    }
+
+    fn failed(&self, error: Error) {
+        self.0.lock().failure = Some(error);
+    }
+
+    /// Returns the error of a timed call that has passed, unless one of the slots that it asks for is known to be taken.
+    fn out_of_time(&self, core: &Core, timed: Timed) -> Option<Error> {
+        let waits = self.0.lock();
+        if waits.names.iter().any(|name| core.has_served(name)) {
+            return None;
+        }
+        if waits.failure.is_some() {
+            return waits.failure.clone();
+        }
+        let mut errors = waits.names.iter().map(|name| core.out_of_time(name, timed));
+        errors.try_fold(Error::silent(), |_, error| error)
+    }
 }
 
 /// Draws an index.

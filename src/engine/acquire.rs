@@ -12,15 +12,15 @@ pub(crate) use poll::Polling;
 use super::asker::Asker;
 use super::core::Core;
 use super::hold::Hold;
-use super::name_entry::Silence;
 use super::options::{Caller, NO_OPTIONS, Options};
 use super::place::OpenPlace;
 use super::set_call::SetCall;
 use super::share::Share;
 use super::ticket::Ticket;
+use super::timed::Timed;
 use super::turn::Turn;
 use crate::clock::Instant;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::{Acquire, HolderId, Line, Mode, Name, Place, Target};
 use crate::trace::QuietSpan;
 use std::future::{Future, poll_fn};
@@ -207,12 +207,10 @@ pub(crate) async fn acquire_as<'a>(
     let result = match limit {
         WaitLimit::For(limit) => match timeout(limit, attended).await {
             Ok(result) => result,
-            Err(_)
-                if answered.load(Ordering::Relaxed) && !was_silent(core, name, (start, limit)) =>
-            {
-                Ok(None)
+            Err(_) if answered.load(Ordering::Relaxed) => {
+                core.out_of_time(name, Timed { start, limit }).map_or(Ok(None), Err)
             }
-            Err(_) => Err(Error::silent()),
+            Err(_) => core.unserved(name).map_or(Ok(None), Err),
         },
         WaitLimit::Once | WaitLimit::Forever => attended.await,
     };
@@ -221,21 +219,6 @@ pub(crate) async fn acquire_as<'a>(
         record(&span, core.now().saturating_duration_since(start), &result);
     }
     result
-}
-
-/// Returns whether a call that waited for `limit` since `start` does not know if others have the name, because the store
-/// was silent.
-fn was_silent(core: &Core, name: &Name, (start, limit): (Instant, Duration)) -> bool {
-    let Some(Silence { since, heard }) = core.queue.silence(name) else { return false };
-    let long = match heard {
-        // It answered during the call. The answer to a request that was sent after that may just be on its way.
-        Some(heard) if heard >= start => core.timing.attempt,
-        // A request that was just sent is no silence: the waiter before this one may have given up a moment ago. A third:
-        // waiters elsewhere may go first for half of the limit.
-        Some(_) if since > start => core.timing.attempt.min(limit / 3),
-        _ => return true,
-    };
-    core.now().saturating_duration_since(since) >= long
 }
 
 fn record(span: &QuietSpan, waited: Duration, result: &Result<Option<Claim<'_>>>) {

@@ -87,6 +87,7 @@ impl<'a> Attempt<'a> {
     /// Asks the store once to take the name from its holder.
     pub(super) fn steal(&mut self, request: Steal) -> impl Future<Output = Result<Acquired>> {
         self.sweep.delay = request.acquire.ttl.saturating_sub(self.core.timing.ttl);
+        self.since = self.core.now();
         self.flight = Some(self.core.steal(request));
         self.land()
     }
@@ -100,6 +101,7 @@ impl<'a> Attempt<'a> {
             land(&mut self.flight).await
         };
         self.flight = None;
+        self.core.note_answer(&self.sweep.target.name, self.since, &verdict);
         if let Some(question) = self.question.take() {
             question.answered(match verdict {
                 Ok(Acquired::Held { remaining }) => {

@@ -5,6 +5,7 @@ use super::job::Job;
 use super::options::Options;
 use super::queue::Queue;
 use super::schedule::{Call, Schedule};
+use super::served::Served;
 use super::timing::Timing;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
@@ -110,6 +111,7 @@ pub(crate) struct Core {
     /// Reports to the observers.
     pub(crate) board: Arc<Board>,
     pub(crate) counters: Counters,
+    pub(super) served: Served,
     clock: Clock,
     manager: Uuid,
     holders: AtomicU64,
@@ -196,6 +198,7 @@ impl Core {
             closing_until: OnceLock::new(),
             board: Arc::default(),
             counters: Counters::default(),
+            served: Served::default(),
             manager,
             holders: AtomicU64::new(1),
             random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),

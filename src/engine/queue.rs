@@ -319,11 +319,6 @@ impl Queue {
         silent_since.map(|since| Silence { since, heard: *heard })
     }
 
-    /// Returns whether the store has answered a request for a name since `start`.
-    pub(crate) fn was_heard(&self, name: &Name, start: Instant) -> bool {
-        self.lock().names.get(name).is_some_and(|entry| entry.heard >= Some(start))
-    }
-
     /// Returns the holds that this process has of a name.
     pub(crate) fn holds_of(&self, name: &Name) -> Vec<Arc<Hold>> {
         let state = self.lock();

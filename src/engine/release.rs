@@ -9,7 +9,7 @@ use super::share::Share;
 use super::state::{Next, Op, Phase};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::observe::{Operation, Outcome};
+use crate::observe::Operation;
 use crate::store::{Keep, Mode, Release, Released, StoreFuture};
 use crate::trace;
 use std::pin::pin;
@@ -82,8 +82,11 @@ impl Flush<'_> {
             }
         }
         let sent = std::mem::replace(&mut self.now, self.core.now());
-        let outcome = Outcome::of(&verdict, |released| matches!(released, Released::NotYours(_)));
-        core.count_answer(Operation::Release, outcome, sent, 1);
+        let refused = |released: &Released| matches!(released, Released::NotYours(_));
+        core.count_answer(Operation::Release, &verdict, refused, sent, 1);
+        if let Err(error) = &verdict {
+            core.note_failure(&self.hold.name, error);
+        }
         let verdict = verdict.map(|released| match released {
             Released::Done { listeners } => {
                 if op == Op::Release {

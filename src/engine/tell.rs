@@ -39,16 +39,34 @@ impl Core {
         }
     }
 
-    /// Records the answer to a request for so many holds, that was sent at `sent`.
-    pub(super) fn count_answer(
+    /// Records the answer to a request for so many holds, that was sent at `sent`. It is a refusal if `refuses` says so.
+    pub(super) fn count_answer<T>(
         &self,
         op: Operation,
-        outcome: Outcome,
+        answer: &Result<T>,
+        refuses: impl FnOnce(&T) -> bool,
         sent: Instant,
         items: usize,
     ) {
-        self.counters.heard(outcome != Outcome::Unavailable, || self.now());
+        self.counters.heard(op, answer.as_ref().err(), || self.now());
+        self.measure_answer(op, || Outcome::of(answer, refuses), sent, items);
+    }
+
+    /// Records that a request for so many holds, that was sent at `sent`, has no answer in time.
+    pub(super) fn count_failure(&self, op: Operation, sent: Instant, items: usize) {
+        self.counters.silent(self.now());
+        self.measure_answer(op, || Outcome::Unavailable, sent, items);
+    }
+
+    fn measure_answer(
+        &self,
+        op: Operation,
+        outcome: impl FnOnce() -> Outcome,
+        sent: Instant,
+        items: usize,
+    ) {
         self.measure(|| {
+            let outcome = outcome();
             let took = self.now().saturating_duration_since(sent);
             EventKind::Answered { op, outcome, took, items }
         });
@@ -71,6 +89,7 @@ impl Core {
         let now = self.now();
         Health {
             store_silent_for: self.counters.silence(now, self.timing.ttl),
+            store_refuses_for: self.counters.refusal(now, self.timing.ttl),
             at_risk: self.counters.at_risk_now(),
             losses_1m: self.counters.recent_losses(now),
             watchdog_lag: self.schedule.overdue(now),

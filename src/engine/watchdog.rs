@@ -48,7 +48,7 @@ fn tick(core: &Arc<Core>) {
         core.measure(|| EventKind::WatchdogRan { lag });
     }
     for batch in due.batches {
-        core.counters.heard(false, || now);
+        core.counters.silent(now);
         for renewing in batch.iter() {
             renewing.hold.unanswered(core, renewing.attempt.number);
         }

@@ -11,10 +11,9 @@ use super::reaper::Work;
 use super::schedule::{Batch, Call, Renewing};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::observe::{Event, EventKind, Operation, Outcome};
-use crate::store::{self, Hint, Name, RenewBatch, Renewal, Renewed, Signal};
+use crate::observe::{Event, EventKind, Operation};
+use crate::store::{self, Hint, RenewBatch, Renewal, Renewed, Signal};
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -91,7 +90,7 @@ fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: Call) {
 async fn renew_apart(core: &Arc<Core>, call: Call) {
     let mut shards: HashMap<usize, Batch> = HashMap::new();
     for renewing in call.batch.iter() {
-        let shard = shard(core, &renewing.hold.name);
+        let shard = core.shard(&renewing.hold.name);
         shards.entry(shard).or_default().push(renewing.clone());
     }
     let mut calls = JoinSet::new();
@@ -106,12 +105,6 @@ async fn renew_apart(core: &Arc<Core>, call: Call) {
     }
     core.schedule.remove(call.key);
     while calls.join_next().await.is_some() {}
-}
-
-/// Returns the part of the store that keeps a name. It is only a hint, so a panic here counts as
-/// part 0.
-fn shard(core: &Core, name: &Name) -> usize {
-    catch_unwind(AssertUnwindSafe(|| core.store.shard(name))).unwrap_or_default()
 }
 
 /// Sends one call of renewals. Without an answer the call stays in the schedule, where the watchdog
@@ -138,10 +131,13 @@ async fn renew(core: &Arc<Core>, call: Call) {
     // A store that keeps its contract answers earlier.
     let answer = timeout(limit * 2, caught(&mut request));
     let Ok(renewed) = answer.await else {
-        return core.count_answer(Operation::Renew, Outcome::Unavailable, now, batch.len());
+        return core.count_failure(Operation::Renew, now, batch.len());
     };
-    core.count_answer(Operation::Renew, Outcome::of(&renewed, |_| false), now, batch.len());
+    core.count_answer(Operation::Renew, &renewed, |_| false, now, batch.len());
     core.measure_headroom(&batch, &renewed);
+    if let (Err(error), Some(first)) = (&renewed, batch.first()) {
+        core.note_failure(&first.hold.name, error);
+    }
 
     let (sent, verdicts) = match renewed {
         Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),

@@ -35,9 +35,12 @@ impl LeaseManager {
     /// # Errors
     ///
     /// - [`Invalid`](crate::ErrorKind::Invalid): the URL cannot be read.
-    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the URL needs a feature that is off.
-    /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers.
-    /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, or a permission is missing.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the URL needs a feature that is off, or the server does not know a
+    ///   command.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers. So it is if one wants TLS and the URL does not, or the
+    ///   reverse, which the message suggests: silence and a connection that is closed can have other causes.
+    /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, a permission is missing, or a TLS certificate is not
+    ///   trusted.
     /// - [`Rejected`](crate::ErrorKind::Rejected): the server refuses writes.
     /// - [`Unfit`](crate::ErrorKind::Unfit): a setting of the server may cost leases, and
     ///   [`Preflight::Refuse`](crate::Preflight::Refuse) is set.

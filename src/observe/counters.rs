@@ -1,8 +1,8 @@
 //! Counts what happens, whether it is observed or not.
 
-use super::event::{EventKind, How, Refusal};
+use super::event::{EventKind, How, Operation, Refusal};
 use crate::clock::Instant;
-use crate::error::Loss;
+use crate::error::{Error, ErrorKind, Loss};
 use crate::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -80,11 +80,49 @@ pub(crate) struct Counters {
     reconnects: AtomicU64,
     waiters: AtomicUsize,
     at_risk_now: AtomicUsize,
-    /// The nanosecond, by the clock, since which the store has not answered; 0 while it answers.
-    silent_since: AtomicU64,
-    /// The nanosecond of the last request that failed because it did not.
-    silent_at: AtomicU64,
+    /// The time without an answer of the store to any request.
+    silence: Failing,
+    /// The time in which the store has answered, but has refused every acquire in a way that has nothing to do with its name.
+    refusal: Failing,
     recent: Mutex<Recent>,
+}
+
+/// A time in which something has failed each time.
+#[derive(Default)]
+struct Failing {
+    /// The nanosecond, by the clock, of the first failure; 0 while there is none.
+    since: AtomicU64,
+    /// The nanosecond of the last failure.
+    at: AtomicU64,
+}
+
+impl Failing {
+    fn failed(&self, now: Instant) {
+        let now = nanos(now.since_origin()).max(1);
+        self.at.store(now, Ordering::Relaxed);
+        if read(&self.since) == 0 {
+            self.since.store(now, Ordering::Relaxed);
+        }
+    }
+
+    fn end(&self) {
+        if read(&self.since) != 0 {
+            self.since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns how long it has lasted; zero if nothing has failed for as long as `recent`. Otherwise a process to which no
+    /// work comes, because it does not count as ready, would never see that the store is back.
+    fn lasts(&self, now: Instant, recent: Duration) -> Duration {
+        let passed = |since: &AtomicU64| {
+            now.since_origin().saturating_sub(Duration::from_nanos(read(since)))
+        };
+        match read(&self.since) {
+            0 => Duration::ZERO,
+            _ if passed(&self.at) > recent => Duration::ZERO,
+            _ => passed(&self.since),
+        }
+    }
 }
 
 /// The losses of the last minute, by the second.
@@ -190,32 +228,39 @@ impl Counters {
         }
     }
 
-    /// Records that the store has answered, or that a request has failed at `now` because it did not.
-    pub(crate) fn heard(&self, answered: bool, now: impl FnOnce() -> Instant) {
-        let silent = read(&self.silent_since) != 0;
-        if !answered {
-            let now = nanos(now().since_origin()).max(1);
-            self.silent_at.store(now, Ordering::Relaxed);
-            if !silent {
-                self.silent_since.store(now, Ordering::Relaxed);
+    /// Records an answer of the store, or how the request has failed at `now`.
+    ///
+    /// A refusal that concerns one name, such as a missing permission, is an answer, and says nothing about other names.
+    pub(crate) fn heard(
+        &self,
+        op: Operation,
+        failure: Option<&Error>,
+        now: impl FnOnce() -> Instant,
+    ) {
+        match failure.map(|error| (error.kind(), error.is_for_all_names())) {
+            Some((ErrorKind::Unavailable, _) | (_, true)) => return self.silent(now()),
+            Some((ErrorKind::Rejected | ErrorKind::Unsupported, _)) if op == Operation::Acquire => {
+                self.refusal.failed(now());
             }
-        } else if silent {
-            self.silent_since.store(0, Ordering::Relaxed);
+            None if op == Operation::Acquire => self.refusal.end(),
+            _ => {}
         }
+        self.silence.end();
     }
 
-    /// Returns the time for which the store has not answered; zero if no request has failed for as long as `recent`.
-    /// Otherwise a process to which no work comes, because it does not count as ready, would never see that the store
-    /// is back.
+    /// Records that a request has no answer at `now`.
+    pub(crate) fn silent(&self, now: Instant) {
+        self.silence.failed(now);
+    }
+
+    /// Returns the time for which the store has not answered.
     pub(crate) fn silence(&self, now: Instant, recent: Duration) -> Duration {
-        let passed = |since: &AtomicU64| {
-            now.since_origin().saturating_sub(Duration::from_nanos(read(since)))
-        };
-        match read(&self.silent_since) {
-            0 => Duration::ZERO,
-            _ if passed(&self.silent_at) > recent => Duration::ZERO,
-            _ => passed(&self.silent_since),
-        }
+        self.silence.lasts(now, recent)
+    }
+
+    /// Returns the time for which the store has granted no name.
+    pub(crate) fn refusal(&self, now: Instant, recent: Duration) -> Duration {
+        self.refusal.lasts(now, recent)
     }
 
     pub(crate) fn at_risk_now(&self) -> usize {
@@ -279,13 +324,42 @@ mod tests {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let silence = |seconds| counters.silence(at(seconds), Duration::from_secs(30)).as_secs();
         assert_eq!(silence(50), 0);
-        counters.heard(false, || at(10));
-        counters.heard(false, || at(45));
+        counters.silent(at(10));
+        counters.silent(at(45));
         assert_eq!(silence(50), 40);
         assert_eq!(silence(76), 0, "nothing has failed for long");
-        counters.heard(false, || at(80));
+        counters.silent(at(80));
         assert_eq!(silence(81), 71, "it has never come back");
-        counters.heard(true, || at(82));
+        counters.heard(Operation::Renew, None, || at(82));
         assert_eq!(silence(83), 0);
+    }
+
+    #[test]
+    fn refusal_of_all_names_counts_until_an_acquire_is_served() {
+        use ErrorKind::{Denied, Rejected, Unavailable, Unsupported, WrongType};
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let recent = Duration::from_secs(30);
+        let table = [
+            (Error::new(Unavailable, ""), (9, 0)),
+            (Error::new(Denied, "").for_all_names(), (9, 0)),
+            (Error::new(Rejected, ""), (0, 9)),
+            (Error::new(Unsupported, ""), (0, 9)),
+            (Error::new(Denied, ""), (0, 0)),
+            (Error::new(WrongType, ""), (0, 0)),
+        ];
+        for (error, expected) in table {
+            let counters = Counters::default();
+            let lasts = || {
+                let now = at(10);
+                (counters.silence(now, recent).as_secs(), counters.refusal(now, recent).as_secs())
+            };
+            counters.heard(Operation::Acquire, Some(&error), || at(1));
+            assert_eq!(lasts(), expected, "{error:?}");
+            // A renewal that is served shows that the store answers, but not that it grants.
+            counters.heard(Operation::Renew, None, || at(2));
+            assert_eq!(lasts(), (0, expected.1), "{error:?}");
+            counters.heard(Operation::Acquire, None, || at(3));
+            assert_eq!(lasts(), (0, 0), "{error:?}");
+        }
     }
 }

@@ -6,10 +6,14 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// How long the store has not answered: the time since the first request that failed without an answer. Zero while
-    /// the store answers, and if no request has failed for one time to live: then there is nothing to ask, or it is time
-    /// to try again.
+    /// How long the store has not answered: the time since the first request that failed without an answer, or was not sent
+    /// because the store refuses the connection. Zero while the store answers, and if no request has failed for one time to
+    /// live: then there is nothing to ask, or it is time to try again.
     pub store_silent_for: Duration,
+    /// How long the store has answered, but granted nothing: the time since the first acquire that was refused for a reason
+    /// that has nothing to do with its name, such as a server that is read-only or out of memory. Zero after an acquire that
+    /// was served, and if none has been refused for one time to live.
+    pub store_refuses_for: Duration,
     /// The number of holds that are at risk now.
     pub at_risk: usize,
     /// The number of losses in the last minute, without those of [`close`](crate::LeaseManager::close).
@@ -38,13 +42,14 @@ impl Health {
         !self.panicked && self.watchdog_lag <= self.ttl
     }
 
-    /// Returns whether leases can be acquired: false if the manager is closed, or the store has not answered for longer
-    /// than the time to live.
+    /// Returns whether leases can be acquired: false if the manager is closed, or if for longer than the time to live the
+    /// store has not answered, or has granted nothing. [`operations`](crate::guide::operations#health-checks) lists
+    /// which errors count. A missing permission for single names does not.
     ///
     /// For a readiness probe.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        !self.closed && self.store_silent_for <= self.ttl
+        !self.closed && self.store_silent_for <= self.ttl && self.store_refuses_for <= self.ttl
     }
 }
 

@@ -28,6 +28,7 @@ mod semaphore;
 mod slots;
 mod steal;
 mod stress;
+mod timeouts;
 mod tower;
 mod types;
 mod unpolled;

@@ -1080,3 +1080,35 @@ async fn set_with_one_hash_tag_is_taken_in_one_step() {
         set.lock().await.expect("granted").unlock().await.expect("held");
     }
 }
+
+/// The other shards serve calls all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_shard_is_an_outage_also_for_short_calls() {
+    let cluster = own().await;
+    let builder = LeaseManager::builder().ttl(Duration::from_secs(6));
+    let leases = builder.connect(cluster.url()).await.expect("a manager");
+    let [serves, silent] = [0, 1].map(|node| cluster.name_on(node, "job"));
+    for name in [&serves, &silent] {
+        drop(leases.lock(name).lock().await.expect("a lease"));
+    }
+    cluster.nodes[1].pause();
+    let start = Instant::now();
+    let error = within(LONG, async {
+        loop {
+            drop(leases.lock(&serves).lock().await.expect("a lease"));
+            match leases.lock(&silent).lock_timeout(Duration::from_millis(20)).await {
+                Ok(lease) => assert!(lease.is_none()),
+                Err(error) => return error,
+            }
+        }
+    })
+    .await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    println!("{error} after {:?}", start.elapsed());
+    assert!(leases.health().is_ready(), "it serves most names");
+    let other = cluster.name_on(0, "other");
+    let other = leases.lock(&other).lock_timeout(Duration::from_nanos(1)).await;
+    assert!(other.is_ok(), "a shard that serves: {other:?}");
+    cluster.nodes[1].resume();
+    drop(within(LONG, leases.lock(&silent).lock()).await.expect("a lease"));
+}

@@ -16,6 +16,7 @@ mod moving;
 mod new_addresses;
 mod operator;
 mod preflight;
+mod ready;
 mod resends;
 mod runtimes;
 mod scripts;

@@ -8,7 +8,7 @@ use super::super::turn::{Kept, Turn};
 use super::AcquireLoop;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::observe::{Operation, Outcome};
+use crate::observe::Operation;
 use crate::store::Acquired;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -53,12 +53,11 @@ impl AcquireLoop<'_, '_> {
             }
             let verdict = self.answer(&turn, pin!(attempt.land()), (now, until)).await;
             let Some(verdict) = verdict else {
-                core.count_answer(Operation::Acquire, Outcome::Unavailable, now, 1);
-                return Err(Error::silent());
+                let silent = core.silent(self.name);
+                core.count_failure(Operation::Acquire, now, 1);
+                return Err(silent);
             };
-            let outcome =
-                Outcome::of(&verdict, |verdict| !matches!(verdict, Acquired::Granted { .. }));
-            core.count_answer(Operation::Acquire, outcome, now, 1);
+            core.count_answer(Operation::Acquire, &verdict, was_refused, now, 1);
             match verdict {
                 Ok(Acquired::Granted { sent, fence, reached, oldest }) => {
                     let now = core.now();
@@ -157,4 +156,8 @@ impl AcquireLoop<'_, '_> {
             turn.set_due(core.timing.step_due(now));
         }
     }
+}
+
+fn was_refused(verdict: &Acquired) -> bool {
+    !matches!(verdict, Acquired::Granted { .. })
 }

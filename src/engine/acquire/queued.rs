@@ -5,7 +5,7 @@ use super::super::hold::Hold;
 use super::super::ticket::{Admission, Ticket, Waits};
 use super::{AcquireLoop, Claim, FIRST_GAP};
 use crate::clock::Instant;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::trace;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 return self.check_kind().map(|()| None);
             }
             if until <= now {
-                return Err(Error::silent());
+                return Err(core.silent(self.name));
             }
             if let Ok(admission) = ticket.check_in(now) {
                 return self.admitted((admission, now)).await;
@@ -100,7 +100,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             if let Some(since) = silent_since {
                 let until = since.max(self.start) + limit;
                 if until <= now {
-                    return Err(Error::silent());
+                    return Err(core.silent(self.name));
                 }
                 pause = pause.min(until.saturating_duration_since(now));
             }

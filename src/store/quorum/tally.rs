@@ -178,6 +178,15 @@ impl NoMajority {
         agreed.copied().unwrap_or(ErrorKind::Unavailable)
     }
 
+    /// Returns whether a majority serves no name at all.
+    fn is_for_all_names(&self) -> bool {
+        let serves_none = |verdict: &&NodeVerdict| match verdict {
+            NodeVerdict::Failed(error) => error.is_for_all_names(),
+            _ => false,
+        };
+        self.verdicts.iter().filter(serves_none).count() >= majority(self.verdicts.len())
+    }
+
     fn fate(&self) -> Fate {
         let idle = |verdict: &NodeVerdict| match verdict {
             NodeVerdict::Failed(error) => error.fate() == Fate::NotExecuted,
@@ -207,7 +216,9 @@ impl std::error::Error for NoMajority {}
 impl From<NoMajority> for Error {
     fn from(none: NoMajority) -> Self {
         let (kind, fate) = (none.kind(), none.fate());
-        Error::new(kind, none.to_string()).with_fate(fate).with_source(none)
+        let for_all_names = none.is_for_all_names();
+        let error = Error::new(kind, none.to_string()).with_fate(fate).with_source(none);
+        if for_all_names { error.for_all_names() } else { error }
     }
 }
 

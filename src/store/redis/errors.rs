@@ -30,12 +30,14 @@ pub(super) fn classify(error: &Failure) -> Error {
     let text = error.details();
     if let Some(why) = text.strip_prefix(NOT_CONNECTED) {
         if why.is_empty() {
-            return Error::new(ErrorKind::Unavailable, NOTHING_SENT).with_fate(Fate::NotExecuted);
+            let error = Error::new(ErrorKind::Unavailable, NOTHING_SENT);
+            return error.with_fate(Fate::NotExecuted).for_all_names();
         }
         // A refused password is no outage, also when it is refused later.
         let why = classify(&Failure::new(error.kind().clone(), why.to_owned()));
         let message = format!("{NOTHING_SENT}: {}", why.message());
-        return Error::new(why.kind(), message).with_fate(Fate::NotExecuted).with_source(why);
+        let error = Error::new(why.kind(), message).with_fate(Fate::NotExecuted).with_source(why);
+        return error.for_all_names();
     }
     let classified = replies::classify(text);
     if classified.fate() == Fate::NotExecuted || classified.kind() != ErrorKind::Unavailable {

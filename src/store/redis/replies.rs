@@ -266,7 +266,8 @@ pub(super) fn classify(text: &str) -> Error {
             return error(Unavailable, "the server answered with an error", text, Fate::Unknown);
         }
     };
-    error(kind, message, text, Fate::NotExecuted)
+    let error = error(kind, message, text, Fate::NotExecuted);
+    if kind == Denied && word != "NOPERM" { error.for_all_names() } else { error }
 }
 
 /// The server's own words, kept as the source.

@@ -53,7 +53,9 @@ pub(super) fn classify(error: ZkError) -> Error {
         ),
         _ => (ErrorKind::Unavailable, "the connection to ZooKeeper failed"),
     };
-    Error::new(kind, message).with_source(error)
+    let is_login = error == ZkError::AuthFailed;
+    let error = Error::new(kind, message).with_source(error);
+    if is_login { error.for_all_names() } else { error }
 }
 
 /// Explains why no connection to a server was made. The client reports a name that cannot be resolved as a server that

@@ -96,7 +96,8 @@ impl Sessions {
         let session = self.current.borrow().clone();
         session.filter(|session| !session.is_over()).ok_or_else(|| {
             let refusal = self.refusal.lock().clone();
-            refusal.map_or_else(no_session, |error| error.with_fate(Fate::NotExecuted))
+            refusal
+                .map_or_else(no_session, |error| error.with_fate(Fate::NotExecuted).for_all_names())
         })
     }
 

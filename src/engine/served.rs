@@ -1,0 +1,54 @@
+//! What each part of the store has last answered to acquires.
+
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::sync::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The last answers of each part of the store. There are as many as the store has parts, whatever the number of names.
+#[derive(Default)]
+pub(crate) struct Served {
+    /// The nanosecond, by the clock, of the last request to part 0 that was granted or found the name held; 0 if there is
+    /// none. Most stores have no other part.
+    first: AtomicU64,
+    others: Mutex<HashMap<usize, Instant>>,
+    /// The last failure of each part, and when it came.
+    failures: Mutex<HashMap<usize, (Instant, Error)>>,
+}
+
+impl Served {
+    /// Records that a request of `sent` was granted, or found the name held.
+    pub(super) fn answered(&self, part: usize, sent: Instant) {
+        if part == 0 {
+            let sent = u64::try_from(sent.since_origin().as_nanos()).unwrap_or(u64::MAX);
+            self.first.store(sent.max(1), Ordering::Relaxed);
+        } else {
+            self.others.lock().insert(part, sent);
+        }
+    }
+
+    /// Returns when the last such request was sent.
+    pub(super) fn last(&self, part: usize) -> Option<Instant> {
+        if part == 0 {
+            let last = self.first.load(Ordering::Relaxed);
+            (last > 0).then(|| Instant::ZERO + Duration::from_nanos(last))
+        } else {
+            self.others.lock().get(&part).copied()
+        }
+    }
+
+    /// Records a failure that came at `now`.
+    pub(super) fn failed(&self, part: usize, now: Instant, failure: &Error) {
+        self.failures.lock().insert(part, (now, failure.without_source()));
+    }
+
+    /// Returns the last failure, if it came at `since` or later, and no request that was sent after it was answered.
+    pub(super) fn failure(&self, part: usize, since: Instant) -> Option<Error> {
+        let failures = self.failures.lock();
+        let (at, failure) = failures.get(&part)?;
+        let is_last = *at >= since && self.last(part).is_none_or(|last| last <= *at);
+        is_last.then(|| failure.clone())
+    }
+}

@@ -376,13 +376,7 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
 
     fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
         let fault = self.faults.meet(Call::Steal, &[&request.acquire.target.name]);
-        let backdate = |acquired, sent| match acquired {
-            Acquired::Granted { fence, reached, oldest, .. } => {
-                Acquired::Granted { sent, fence, reached, oldest }
-            }
-            other => other,
-        };
-        self.call_backdated(fault, |inner| inner.steal(request), backdate)
+        self.call_backdated(fault, |inner| inner.steal(request), backdated)
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

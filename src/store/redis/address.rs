@@ -256,7 +256,7 @@ impl Address {
     }
 
     fn explain(&self, failure: &Failure) -> Error {
-        let tls = self.config.tls.is_some();
+        let tls = tls::is_on(&self.config);
         match failure.kind() {
             Kind::Timeout => not_connected_in_time(tls),
             _ => classify_connect(failure, tls),

@@ -45,7 +45,9 @@ pub(super) fn classify(error: &Failure) -> Error {
     }
     // Whatever fred reports, the server may have run the command.
     let (kind, message) = match error.kind() {
-        Kind::IO | Kind::Tls => io_message(text),
+        Kind::IO => io_message(text),
+        #[cfg(feature = "rustls")]
+        Kind::Tls => io_message(text),
         Kind::Auth => (ErrorKind::Denied, WRONG_USER),
         Kind::Timeout => (ErrorKind::Unavailable, "the server did not answer in time"),
         Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed"),
@@ -192,6 +194,7 @@ mod tests {
                 "other host names",
             ),
             (Kind::IO, "InvalidCertificate(UnknownIssuer)", Denied, Fate::Unknown, "tls_ca"),
+            #[cfg(feature = "rustls")]
             (
                 Kind::Tls,
                 "AlertReceived(CertificateRequired)",

@@ -5,6 +5,17 @@ use crate::store::remote::Remote;
 use fred::types::config::Config;
 
 #[cfg(not(feature = "rustls"))]
+pub(super) fn is_on(_: &Config) -> bool {
+    false
+}
+
+/// Returns whether connections use TLS.
+#[cfg(feature = "rustls")]
+pub(super) fn is_on(config: &Config) -> bool {
+    config.tls.is_some()
+}
+
+#[cfg(not(feature = "rustls"))]
 pub(super) fn configure(_: &mut Config, _: &Remote) -> Result<()> {
     Err(Error::new(
         ErrorKind::Unsupported,

@@ -87,6 +87,7 @@ impl Election {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn observe(&self) -> View {
         View::new(&self.engine, &self.name)
     }

@@ -43,7 +43,7 @@ impl Handle {
         wanted: Wanted<'_>,
         limit: WaitLimit,
     ) -> Result<Option<Lease>> {
-        runtime::need();
+        runtime::need_at(wanted.caller());
         let Self { engine, name, current } = self;
         let name = name.as_ref().map_err(Error::clone)?;
         let claim = acquire(&engine.core, name, wanted, current, limit).await?;

@@ -1,6 +1,6 @@
 //! The handles that lock a name.
 
-use crate::engine::{Engine, Options, WaitLimit, Wanted, setters};
+use crate::engine::{Caller, Engine, Options, WaitLimit, Wanted, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
@@ -114,7 +114,9 @@ impl Lock {
     ///
     /// # Panics
     ///
-    /// Panics outside a tokio runtime, and in one without timers (for Redis, also without I/O).
+    /// Panics outside a tokio runtime, and in one without timers (for Redis, also without I/O). So does a future that has
+    /// waited on a runtime that has ended, when it is polled on another one: its timers have ended with the first. Make the
+    /// call again there.
     ///
     /// # Cancel safety
     ///
@@ -301,7 +303,7 @@ impl Holder {
         name: N,
     ) -> impl Future<Output = Result<Lease>> + use<'_, N> {
         let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
-        async move { self.handle(name.as_ref())?.lock(wanted).await }
+        async move { self.handle(name.as_ref(), wanted.caller())?.lock(wanted).await }
     }
 
     /// Locks `name` if it is free now, as [`Lock::try_lock`] does.
@@ -323,7 +325,9 @@ impl Holder {
         name: N,
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
         let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
-        async move { self.handle(name.as_ref())?.acquire(wanted, WaitLimit::Once).await }
+        async move {
+            self.handle(name.as_ref(), wanted.caller())?.acquire(wanted, WaitLimit::Once).await
+        }
     }
 
     /// Waits until this handle holds `name`, for at most `timeout`, as [`Lock::lock_timeout`] does.
@@ -348,12 +352,12 @@ impl Holder {
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
         let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
         let limit = WaitLimit::For(timeout);
-        async move { self.handle(name.as_ref())?.acquire(wanted, limit).await }
+        async move { self.handle(name.as_ref(), wanted.caller())?.acquire(wanted, limit).await }
     }
 
     /// Returns the handle on a name.
-    fn handle(&mut self, name: &str) -> Result<&mut Handle> {
-        runtime::need();
+    fn handle(&mut self, name: &str, caller: Caller) -> Result<&mut Handle> {
+        runtime::need_at(caller);
         let name = Name::new(name)?;
         if self.handles.len() >= self.sweep_at {
             self.handles.retain(|_, handle| handle.is_in_use());

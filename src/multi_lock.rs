@@ -309,7 +309,7 @@ impl MultiLock {
         caller: &'static Location<'static>,
         limit: WaitLimit,
     ) -> Result<Option<MultiLease>> {
-        runtime::need();
+        runtime::need_at(Some(caller));
         let (engine, heartbeat) = (Arc::clone(&self.engine), Arc::clone(&self.heartbeat));
         let call = pin!(self.take_all(caller, limit));
         let core = &engine.core;

@@ -135,7 +135,7 @@ impl Job {
     {
         let caller = Location::caller();
         async move {
-            runtime::need();
+            runtime::need_at(Some(caller));
             let lease = match self.enter(caller).await? {
                 Entered::Lease(lease) => lease,
                 Entered::Held(inspection) => return Ok(refused(inspection)),

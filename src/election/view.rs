@@ -107,6 +107,7 @@ struct Shared {
 }
 
 impl View {
+    #[track_caller]
     pub(super) fn new(engine: &Arc<Engine>, name: &Result<Name>) -> Self {
         crate::runtime::need();
         let unknown = Leader { stale_since: Some(Instant::now()), ..Leader::default() };

@@ -78,6 +78,11 @@ impl<'a> Wanted<'a> {
         Self { caller: Some(caller), ..self }
     }
 
+    /// Returns the place of the call.
+    pub(crate) fn caller(&self) -> Caller {
+        self.caller
+    }
+
     /// Makes it a part of a call for several names.
     pub(crate) fn of_set(self, set: &'a SetCall) -> Self {
         Self { set: Some(set), ..self }

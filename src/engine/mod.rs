@@ -15,8 +15,8 @@
 //!    be unknown.
 //! 5. **Count zero closes the hold in the same step.** The tokens of its leases have fired or no
 //!    lease is left before a release is sent, and nothing can re-enter a hold that is being
-//!    released. An operation that is not polled keeps nothing: without a live lease nothing is
-//!    renewed. A hold is over at a loss that owes no release, and otherwise after the release or at `D`,
+//!    released. An operation that is not polled keeps nothing: without a live lease that a caller
+//!    has, or a heartbeat, nothing is renewed. A hold is over at a loss that owes no release, and otherwise after the release or at `D`,
 //!    whatever is in progress.
 //! 6. **A loss fires the token exactly once**, outside the lock, before another waiter of this
 //!    process may ask.
@@ -28,8 +28,8 @@
 //!    runs elsewhere ([`worker`]). Traces are written by their own thread ([`trace`](crate::trace)).
 //! 9. **Tokens depend on no runtime of the user**, unless the clock is tokio's, which only a
 //!    runtime can pause. Then watchdog and worker are one task of a runtime. When that runtime
-//!    ends, a call that waits or holds on another runtime restarts them there, and until then a
-//!    [`spare`] watchdog fires the tokens.
+//!    ends, a call that waits or holds on another runtime restarts them there. Until then, and
+//!    while that runtime is blocked, a [`spare`] watchdog fires the tokens.
 //! 10. **Only `close` closes.** A panic in a poll of the engine is distinguished from a panic
 //!     elsewhere ([`panic_guard`]). It fires the tokens, and later calls return an error that names the
 //!     panic.
@@ -108,7 +108,7 @@ pub(crate) use engine::Engine;
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use hold::Hold;
 pub(crate) use metadata::LeaderEntry;
-pub(crate) use options::{Options, setters};
+pub(crate) use options::{Caller, Options, setters};
 pub(crate) use set_call::SetCall;
 pub(crate) use share::Share;
 pub(crate) use state::Phase;

@@ -163,6 +163,27 @@ fn calls_outside_a_runtime_panic_with_what_to_do() {
     }
 }
 
+/// A future is polled far from the line that is to be changed.
+#[test]
+fn calls_outside_a_runtime_panic_with_their_place() {
+    let leases = LeaseManager::in_memory();
+    let (mut lock, mut rw, mut holder) = (leases.lock("n"), leases.rw_lock("n"), leases.holder());
+    let (pool, slots) = (leases.semaphore("n", 1), leases.slots("n", 1));
+    let mut set = leases.multi_lock(["a", "b"]).expect("good names");
+    let panics = [
+        panic_of(lock.lock()),
+        panic_of(holder.lock("n")),
+        panic_of(rw.read()),
+        panic_of(pool.acquire()),
+        panic_of(slots.take()),
+        panic_of(set.lock()),
+        panic_of(leases.once("n").run(async |_| Ok::<_, Error>(()))),
+    ];
+    for panic in panics {
+        assert!(panic.contains(&format!("in the call at {}", file!())), "{panic}");
+    }
+}
+
 /// A question to the store has no deadline of its own, so the call has one, whatever the store does.
 #[tokio::test(start_paused = true)]
 async fn questions_to_a_store_that_hangs_end_in_two_attempts() {

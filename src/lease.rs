@@ -63,7 +63,7 @@ pub struct Lease {
     share: Share,
     /// Released or forgotten: Drop has nothing to do.
     over: bool,
-    /// No caller has it yet, and its call has a heartbeat.
+    /// No caller has it: its call has a heartbeat, or changes its mode.
     ahead: bool,
 }
 
@@ -665,6 +665,24 @@ impl Lease {
         (Arc::clone(&self.engine), Arc::clone(&self.hold))
     }
 
+    /// Begins a change of the mode, for which it is the caller's no more.
+    pub(crate) fn begin_change(&mut self) {
+        self.hold.begin_change();
+        self.ahead = true;
+    }
+
+    /// Ends a change of the mode that was refused.
+    pub(crate) fn end_change(&mut self) {
+        if std::mem::take(&mut self.ahead) {
+            self.hold.end_change(self.core());
+        }
+    }
+
+    /// Returns the token that fires when this lease ends, if one was made.
+    pub(crate) fn token(&self) -> Option<&CancellationToken> {
+        self.token.get()
+    }
+
     /// Returns the lease of the hold that has replaced this one, which is over. Its token fires.
     pub(crate) fn replaced(mut self, hold: Arc<Hold>) -> Self {
         self.end();
@@ -692,7 +710,7 @@ impl Lease {
         self.over = true;
         // Before it leaves the hold, of which a caller may have another lease.
         self.end_ahead();
-        if let Some(token) = self.token.get() {
+        if let Some(token) = self.token() {
             token.cancel();
         }
     }

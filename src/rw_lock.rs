@@ -374,7 +374,7 @@ impl RwLock {
         limit: WaitLimit,
         caller: &'static Location<'static>,
     ) -> Result<Option<Lease>> {
-        runtime::need();
+        runtime::need_at(Some(caller));
         let name = self.name.as_ref().map_err(Error::clone)?;
         let current = self.current.lock().clone();
         let (mut hold, share) =
@@ -394,14 +394,18 @@ impl RwLock {
 
 /// Changes the mode of the hold of a lease, if that is its only one. Returns the lease as it was if that is refused.
 async fn change(
-    lease: Lease,
+    mut lease: Lease,
     current: &Current,
     mode: Mode,
 ) -> Result<std::result::Result<Lease, Lease>> {
     runtime::need();
     let (engine, hold) = lease.parts();
-    match convert(&engine.core, &hold, mode).await? {
-        Converted::Refused => Ok(Err(lease)),
+    lease.begin_change();
+    match convert(&engine.core, &hold, mode, lease.token()).await? {
+        Converted::Refused => {
+            lease.end_change();
+            Ok(Err(lease))
+        }
         Converted::Changed(next) => {
             let mut current = current.lock();
             if current.as_ref().is_some_and(|(current, _)| Arc::ptr_eq(current, &hold)) {
@@ -427,6 +431,8 @@ impl ReadLease {
     ///
     /// It does not wait for other readers to leave. So two readers that try it at once cannot deadlock: at most one of
     /// them becomes the writer.
+    ///
+    /// Meanwhile the lease is not renewed: a call that is not polled keeps the name for one TTL at most.
     ///
     /// # Errors
     ///
@@ -495,10 +501,13 @@ impl WriteLease {
     /// Makes the writer a reader, in one step: no other holder can write in between.
     ///
     /// Other readers may enter from then on. If the mode was changed, the lease has a new fencing token and a new
-    /// cancellation token, and the old one fires. If the handle has other leases of the name, the mode stays: the lease
+    /// cancellation token. The old one fires before the store is asked, so tasks that have it stop writing before the first
+    /// reader enters. If the handle has other leases of the name, the mode stays: the lease
     /// and its tokens are as they were, and the name stays locked for writing until all of these leases have ended. The
     /// returned lease is then a read lease only by its type, and [`try_upgrade`](ReadLease::try_upgrade) returns it as
     /// [`Read`](Upgraded::Read). To avoid that, end the other leases first.
+    ///
+    /// Meanwhile the lease is not renewed: a call that is not polled keeps the name for one TTL at most.
     ///
     /// # Errors
     ///

@@ -3,10 +3,12 @@
 //! # Invariants
 //!
 //! 1. **Only for the only lease of a hold**, which the caller gives up: whatever happens, no lease believes in the old
-//!    mode any more.
-//! 2. **One request, never repeated.** A late copy of it would change the mode once more. If its fate is unknown, the hold
+//!    mode any more. A future that is not polled keeps nothing, so nothing is renewed for that lease meanwhile.
+//! 2. **Tokens first.** A writer's token fires before its request leaves: with it, the store lets readers in. From then on
+//!    the lease does not come back. Any answer but the change releases it.
+//! 3. **One request, never repeated.** A late copy of it would change the mode once more. If its fate is unknown, the hold
 //!    is released; a release and a renewal go by the holder id, in either mode.
-//! 3. **The seat stays taken.** While a reader becomes the writer, the queue treats its seat as that of a writer; a writer
+//! 4. **The seat stays taken.** While a reader becomes the writer, the queue treats its seat as that of a writer; a writer
 //!    that becomes a reader admits other readers only after the store did.
 
 use super::attempt::Nested;
@@ -23,6 +25,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 /// The outcome of a change of the mode.
 pub(crate) enum Converted {
@@ -41,23 +44,38 @@ struct Change {
     reached: bool,
 }
 
-/// Changes the mode of a hold whose only lease is that of the caller. After an error the caller drops that lease, which
-/// releases the hold.
-pub(crate) async fn convert(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted> {
+/// Changes the mode of a hold whose only lease is that of the caller, with this token. After an error the caller drops that
+/// lease, which releases the hold.
+pub(crate) async fn convert(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    mode: Mode,
+    token: Option<&CancellationToken>,
+) -> Result<Converted> {
     core.check_open()?;
     core.ensure_running();
     consume_budget().await;
     let limit = core.timing.attempt * 2;
     let converting = pin!(async {
-        match timeout(limit, run(core, hold, mode)).await {
+        match timeout(limit, run(core, hold, mode, token)).await {
             Ok(result) => result,
             Err(_) => Err(Error::silent()),
         }
     });
-    core.attend(converting).await
+    let converted = core.attend(converting).await?;
+    if let Converted::Refused = converted {
+        // An answer can be so late that the hold is not as before.
+        hold.check(core)?;
+    }
+    Ok(converted)
 }
 
-async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted> {
+async fn run(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    mode: Mode,
+    token: Option<&CancellationToken>,
+) -> Result<Converted> {
     let count = loop {
         match hold.reenter(core) {
             Reentry::Count(count) => break count,
@@ -81,6 +99,9 @@ async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted
     };
     if !upgrades {
         hold.set_downgraded();
+        if let Some(token) = token {
+            run_wakers(|| token.cancel());
+        }
     }
     let request = Acquire::new(
         Target::new(hold.name.clone(), mode),
@@ -109,10 +130,15 @@ async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted
                 }
             }
         }
-        Ok(Acquired::Held { .. }) => {
+        Ok(Acquired::Held { .. }) if upgrades => {
             core.queue.reseat(&hold.name, number, hold.mode, None);
             nested.refused();
             Ok(Converted::Refused)
+        }
+        Ok(Acquired::Held { .. }) => {
+            let message = "the store did not make a reader of the writer; lock again in the mode that you need";
+            let error = Error::new(ErrorKind::Unavailable, message);
+            nested.end(NestedVerdict::Failed(error), false).map(|()| Converted::Refused)
         }
         Ok(Acquired::NotYours(absence)) => {
             nested.end(NestedVerdict::NotYours(absence), false).map(|()| Converted::Refused)

@@ -303,6 +303,17 @@ impl Hold {
         self.options.heartbeat().is_some() && self.lock().state.begin_ahead()
     }
 
+    /// Records that a lease is in a change of the mode: the hold is not renewed for it. [`end_change`](Self::end_change) or
+    /// [`end_ahead`](Self::end_ahead) must follow.
+    pub(crate) fn begin_change(&self) {
+        self.lock().state.begin_change();
+    }
+
+    /// Records that the caller has such a lease again.
+    pub(crate) fn end_change(self: &Arc<Self>, core: &Arc<Core>) {
+        self.update(core, |state, _| state.end_ahead());
+    }
+
     /// Records that a caller has got such a lease, or that it ends next.
     pub(crate) fn end_ahead(&self) {
         self.lock().state.end_ahead();

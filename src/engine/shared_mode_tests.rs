@@ -1,6 +1,7 @@
 //! Tests of modes that share a name, on a store for the tests.
 
 use super::acquire::{WaitLimit, acquire};
+use super::convert::convert;
 use super::core::{Core, Settings};
 use super::engine::Engine;
 use super::hold::Hold;
@@ -20,6 +21,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::time::{advance, sleep};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 const T: Duration = Duration::from_secs(3);
@@ -338,4 +340,17 @@ async fn mode_the_store_does_not_support_is_never_asked_for() {
     assert!(setup.store.asked.lock().unwrap().is_empty());
     drop(setup.lock(Mode::Write).await);
     assert_eq!(*setup.store.asked.lock().unwrap(), [Mode::Write]);
+}
+
+/// This store makes no reader of a writer.
+#[tokio::test(start_paused = true)]
+async fn downgrade_that_is_refused_does_not_give_the_writer_back() {
+    let setup = Setup::new();
+    let writer = setup.lock(Mode::Write).await;
+    let token = CancellationToken::new();
+    let refused = convert(setup.core(), &writer, Mode::Read, Some(&token)).await;
+    assert_eq!(refused.err().map(|error| error.kind()), Some(ErrorKind::Unavailable));
+    assert!(token.is_cancelled());
+    setup.unlock(&writer).await.unwrap();
+    assert!(setup.store.holders().is_empty());
 }

@@ -264,7 +264,7 @@ impl State {
             Phase::Held | Phase::AtRisk => {
                 let end = self.ends_at(timing);
                 let at = match self.renewal {
-                    NextRenewal::Due(at) if self.live > 0 => Some(at.min(end)),
+                    NextRenewal::Due(at) if self.is_kept() => Some(at.min(end)),
                     // The batch is watched, but for this.
                     NextRenewal::UnderWay { .. } => self.stalls_at(timing),
                     NextRenewal::Due(_) | NextRenewal::Stopped => Some(end),
@@ -284,7 +284,7 @@ impl State {
 
     /// Returns whether it may be renewed: it has a live lease that a waiter has accepted.
     fn renewable(&self) -> bool {
-        self.live > 0 && !self.offered
+        self.is_kept() && !self.offered
     }
 
     /// Sets the time by which the store's clock has reached the first fencing token.

@@ -125,18 +125,37 @@ async fn downgrade_lets_readers_in_and_no_writer() {
     assert!(setup.memory.is_empty());
 }
 
-/// The store runs the downgrade, then the renewal of the writer, and its answers come in the other order.
+/// Tasks that write have its token, and readers are in once the store has the request.
+#[tokio::test(start_paused = true)]
+async fn downgrade_fires_the_token_before_it_asks_the_store() {
+    let setup = Setup::new();
+    let edit = writes(&setup.leases).await.unwrap();
+    let token = edit.cancellation_token();
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    let mut downgrade = Box::pin(edit.downgrade());
+    assert!(!token.is_cancelled());
+    assert!(poll_once(downgrade.as_mut()).await.is_pending());
+    assert!(token.is_cancelled());
+    let theirs = reads(&setup.other()).await.expect("the store has made a reader");
+    setup.faults.heal();
+    let page = downgrade.await.unwrap();
+    assert!(!page.cancellation_token().is_cancelled(), "it has a new one");
+    drop((page, theirs));
+}
+
+/// A renewal that left before a downgrade, reaches the store after it, and finds no writer there. The answer to the
+/// downgrade comes last.
 #[tokio::test(start_paused = true)]
 async fn renewal_that_passes_the_answer_to_a_downgrade_costs_no_lease() {
     let setup = Setup::new();
     let mut handle = setup.leases.rw_lock("n");
     let edit = handle.write().await.unwrap();
-    sleep(T / 3 - ATTEMPT / 2).await;
+    setup.faults.add(Rule::new(Fault::Delay(2 * MOMENT)).on(Call::Renew).times(1));
+    setup.faults.until_calls(Call::Renew, 1).await;
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire));
     let mut downgrade = Box::pin(edit.downgrade());
     assert!(poll_once(downgrade.as_mut()).await.is_pending());
-    setup.faults.until_calls(Call::Renew, 1).await;
-    settle().await;
+    sleep(10 * MOMENT).await;
     setup.faults.heal();
     let page = downgrade.await.expect("a reader");
     sleep(2 * T).await;
@@ -149,18 +168,15 @@ async fn renewal_that_passes_the_answer_to_a_downgrade_costs_no_lease() {
 async fn renewal_that_finds_the_name_free_ends_a_downgrading_lease() {
     let setup = Setup::new();
     let edit = writes(&setup.leases).await.unwrap();
-    let token = edit.cancellation_token();
-    sleep(T / 3 - ATTEMPT / 2).await;
+    setup.faults.add(Rule::new(Fault::Delay(2 * MOMENT)).on(Call::Renew).times(1));
+    setup.faults.until_calls(Call::Renew, 1).await;
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
     let mut downgrade = Box::pin(edit.downgrade());
     assert!(poll_once(downgrade.as_mut()).await.is_pending());
     assert!(setup.memory.delete("n"));
-    setup.faults.until_calls(Call::Renew, 1).await;
-    settle().await;
-    assert!(token.is_cancelled());
-    setup.faults.heal();
-    let error = downgrade.await.map(drop).unwrap_err();
-    assert_eq!(error.loss(), Some(Loss::Gone));
+    let (took, result) = timed(downgrade).await;
+    assert!(took <= 2 * MOMENT, "{took:?}");
+    assert_eq!(lost(result.map(drop)), Loss::Gone);
     assert!(setup.memory.is_empty());
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use leasehold::MultiLock;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -523,4 +524,197 @@ async fn set_put_aside_leaves_no_lock_delay() {
     aside_after(2, aside.as_mut()).await;
     drop(gets_in(&setup.other(), "b").await);
     drop(aside);
+}
+
+/// Puts a call aside that changes the mode: with its request on its way, or its answer.
+macro_rules! change_put_aside {
+    ($enter:ident, $change:ident) => {
+        for fault in [Fault::Delay(5 * MOMENT), Fault::Hang, Fault::HoldReply] {
+            let setup = Setup::new();
+            let lease = setup.leases.rw_lock("n").$enter().await.expect("free");
+            let token = lease.cancellation_token();
+            setup.faults.add(Rule::new(fault).on(Call::Acquire).times(1));
+            let mut aside = Box::pin(lease.$change());
+            assert!(poll_once(aside.as_mut()).await.is_pending());
+            let mut theirs = setup.other().rw_lock("n");
+            let (took, edit) = timed(theirs.write_timeout(10 * T)).await;
+            assert!(took <= T + 10 * MOMENT, "{took:?}");
+            let edit = edit.expect("no error").expect("free");
+            assert!(token.is_cancelled());
+            assert_eq!(setup.calls(Call::Renew), 0, "nobody has it");
+            // Its answer is late, and changes nothing.
+            setup.faults.heal();
+            assert_eq!(lost(aside.await.map(drop)), Loss::Expired);
+            edit.check().expect("held");
+            edit.unlock().await.expect("held");
+            drop(setup.leases.rw_lock("n").write().await.expect("free"));
+        }
+    };
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_upgrade_put_aside_keeps_no_name_longer_than_the_ttl() {
+    change_put_aside!(read, try_upgrade);
+}
+
+#[tokio::test(start_paused = true)]
+async fn downgrade_put_aside_keeps_no_name_longer_than_the_ttl() {
+    change_put_aside!(write, downgrade);
+}
+
+#[tokio::test(start_paused = true)]
+async fn downgrade_put_aside_behind_an_unlock_keeps_no_name() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.rw_lock("n");
+    let outer = lock.write().await.expect("free");
+    let inner = lock.write().await.expect("nested");
+    let unlock = put_aside!(setup, Call::Release, inner.unlock());
+    let mut aside = Box::pin(outer.downgrade());
+    assert!(poll_once(aside.as_mut()).await.is_pending());
+    let (took, edit) = timed(setup.other().rw_lock("n").write_timeout(10 * T)).await;
+    assert!(took <= T + 10 * MOMENT, "{took:?}");
+    let edit = edit.expect("no error").expect("free");
+    assert_eq!(lost(aside.await.map(drop)), Loss::Expired);
+    edit.check().expect("held");
+    drop((edit, unlock));
+}
+
+/// The other handle shares no hold of which nobody has a lease.
+#[tokio::test(start_paused = true)]
+async fn try_upgrade_put_aside_lets_a_reader_in_after_the_ttl() {
+    let setup = Setup::new();
+    let page = setup.leases.rw_lock("n").read().await.expect("free");
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).times(1));
+    let mut aside = Box::pin(page.try_upgrade());
+    assert!(poll_once(aside.as_mut()).await.is_pending());
+    let (took, theirs) = timed(setup.leases.rw_lock("n").read_timeout(10 * T)).await;
+    assert!(took <= T + 10 * MOMENT, "{took:?}");
+    let theirs = theirs.expect("no error").expect("free");
+    drop(aside);
+    sleep(3 * T).await;
+    theirs.check().expect("renewed");
+}
+
+type Aside = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Makes each of these calls by its name, after what has to come before it. A test in `tests/house` checks that no future of the
+/// public API is missing.
+macro_rules! calls {
+    ($($name:literal => $leases:ident, $has:ident = $make:expr, $call:expr;)*) => {
+        const CALLS: &[&str] = &[$($name),*];
+
+        #[allow(unused_mut)]
+        async fn call(name: &str, leases: &LeaseManager) -> Aside {
+            match name {
+                $($name => {
+                    let $leases = leases.clone();
+                    let mut $has = $make;
+                    Box::pin(async move { drop($call.await) })
+                })*
+                _ => panic!("no such call"),
+            }
+        }
+    };
+}
+
+calls! {
+    "Lock::lock" => leases, lock = leases.lock("n"), lock.lock();
+    "Lock::try_lock" => leases, lock = leases.lock("n"), lock.try_lock();
+    "Lock::lock_timeout" => leases, lock = leases.lock("n"), lock.lock_timeout(T);
+    "Lock::with" => leases, lock = leases.lock("n"), lock.with(async |_, _| ());
+    "Lock::steal" => leases, lock = leases.lock("n"), lock.steal("test");
+    "Lock::steal_after" => leases, lock = leases.lock("n"), lock.steal_after(T, "test");
+    "FairLock::lock" => leases, lock = leases.fair_lock("n"), lock.lock();
+    "FairLock::try_lock" => leases, lock = leases.fair_lock("n"), lock.try_lock();
+    "FairLock::lock_timeout" => leases, lock = leases.fair_lock("n"), lock.lock_timeout(T);
+    "FairLock::with" => leases, lock = leases.fair_lock("n"), lock.with(async |_, _| ());
+    "Holder::lock" => leases, holder = leases.holder(), holder.lock("n");
+    "Holder::try_lock" => leases, holder = leases.holder(), holder.try_lock("n");
+    "Holder::lock_timeout" => leases, holder = leases.holder(), holder.lock_timeout("n", T);
+    "Lease::unlock" => leases, lease = leases.lock("n").lock().await.unwrap(), lease.unlock();
+    "LeaseManager::force_unlock" => leases, lease = leases.lock("n").lock().await.unwrap(), async { (leases.force_unlock("n", "test").await, lease) };
+    "LeaseManager::close" => leases, lease = leases.lock("n").lock().await.unwrap(), async { (leases.close().await, lease) };
+    "RwLock::read" => leases, lock = leases.rw_lock("n"), lock.read();
+    "RwLock::try_read" => leases, lock = leases.rw_lock("n"), lock.try_read();
+    "RwLock::read_timeout" => leases, lock = leases.rw_lock("n"), lock.read_timeout(T);
+    "RwLock::with_read" => leases, lock = leases.rw_lock("n"), lock.with_read(async |_, _| ());
+    "RwLock::write" => leases, lock = leases.rw_lock("n"), lock.write();
+    "RwLock::try_write" => leases, lock = leases.rw_lock("n"), lock.try_write();
+    "RwLock::write_timeout" => leases, lock = leases.rw_lock("n"), lock.write_timeout(T);
+    "RwLock::with_write" => leases, lock = leases.rw_lock("n"), lock.with_write(async |_, _| ());
+    "ReadLease::unlock" => leases, page = leases.rw_lock("n").read().await.unwrap(), page.unlock();
+    "ReadLease::try_upgrade" => leases, page = leases.rw_lock("n").read().await.unwrap(), page.try_upgrade();
+    "WriteLease::unlock" => leases, edit = leases.rw_lock("n").write().await.unwrap(), edit.unlock();
+    "WriteLease::downgrade" => leases, edit = leases.rw_lock("n").write().await.unwrap(), edit.downgrade();
+    "Semaphore::acquire" => leases, pool = leases.semaphore("n", 2), pool.acquire();
+    "Semaphore::try_acquire" => leases, pool = leases.semaphore("n", 2), pool.try_acquire();
+    "Semaphore::acquire_timeout" => leases, pool = leases.semaphore("n", 2), pool.acquire_timeout(T);
+    "Semaphore::acquire_many" => leases, pool = leases.semaphore("n", 2), pool.acquire_many(2);
+    "Semaphore::try_acquire_many" => leases, pool = leases.semaphore("n", 2), pool.try_acquire_many(2);
+    "Semaphore::acquire_many_timeout" => leases, pool = leases.semaphore("n", 2), pool.acquire_many_timeout(2, T);
+    "Permit::unlock" => leases, permit = leases.semaphore("n", 2).acquire().await.unwrap(), permit.unlock();
+    "Slots::take" => leases, slots = leases.slots("n", 2), slots.take();
+    "Slots::try_take" => leases, slots = leases.slots("n", 2), slots.try_take();
+    "Slots::take_timeout" => leases, slots = leases.slots("n", 2), slots.take_timeout(T);
+    "Slots::take_index" => leases, slots = leases.slots("n", 2), slots.take_index(0);
+    "Slots::try_take_index" => leases, slots = leases.slots("n", 2), slots.try_take_index(0);
+    "Slot::unlock" => leases, slot = leases.slots("n", 2).take().await.unwrap(), slot.unlock();
+    "MultiLock::lock" => leases, lock = both(&leases), lock.lock();
+    "MultiLock::try_lock" => leases, lock = both(&leases), lock.try_lock();
+    "MultiLock::lock_timeout" => leases, lock = both(&leases), lock.lock_timeout(T);
+    "MultiLock::with" => leases, lock = both(&leases), lock.with(async |_, _| ());
+    "MultiLease::unlock" => leases, lease = both(&leases).lock().await.unwrap(), lease.unlock();
+    "Candidate::campaign" => leases, me = leases.election("n").candidate("me"), me.campaign();
+    "Candidate::lead" => leases, me = leases.election("n").candidate("me"), me.lead(async |_| ControlFlow::Break(()));
+    "Leadership::resign" => leases, me = leases.election("n").candidate("me").campaign().await.unwrap(), me.resign();
+    "Job::run" => leases, job = leases.once("n"), job.run(async |_| Err::<(), _>("it fails"));
+}
+
+/// Takes what a call of this name may keep.
+async fn takes_all_of(name: &str, leases: &LeaseManager) {
+    let of = name.split("::").next().expect("a type");
+    match of {
+        "RwLock" | "ReadLease" | "WriteLease" => {
+            drop(leases.rw_lock("n").write().await.expect("free"))
+        }
+        "Semaphore" | "Permit" => {
+            drop(leases.semaphore("n", 2).acquire_many(2).await.expect("free"))
+        }
+        "Slots" | "Slot" => {
+            let slots = leases.slots("n", 2);
+            drop((
+                slots.take_index(0).await.expect("free"),
+                slots.take_index(1).await.expect("free"),
+            ));
+        }
+        "MultiLock" | "MultiLease" => drop(both(leases).lock().await.expect("free")),
+        _ => drop(leases.lock("n").lock().await.expect("free")),
+    }
+}
+
+/// The answer to each request is on its way when its call is put aside.
+#[tokio::test(start_paused = true)]
+async fn calls_put_aside_after_any_poll_keep_names_for_the_ttl() {
+    for name in CALLS {
+        for polls in 1.. {
+            let setup = Setup::new();
+            let mut aside = call(name, &setup.leases).await;
+            setup.faults.add(Rule::new(Fault::Delay(5 * MOMENT)));
+            let mut is_over = false;
+            for _ in 0..polls {
+                is_over |= poll_once(aside.as_mut()).await.is_ready();
+                if is_over {
+                    break;
+                }
+                sleep(6 * MOMENT).await;
+            }
+            if is_over {
+                assert!(polls > 1, "{name} asks the store");
+                break;
+            }
+            let other = setup.other();
+            let taken = timeout(T + 100 * MOMENT, takes_all_of(name, &other)).await;
+            assert!(taken.is_ok(), "{name} after {polls} polls");
+        }
+    }
 }

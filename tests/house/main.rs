@@ -8,3 +8,4 @@ mod layers;
 mod oracle;
 mod prose;
 mod run;
+mod unpolled;

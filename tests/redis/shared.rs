@@ -1,6 +1,7 @@
 //! Read-write locks and semaphores on a real server: their keys, their permissions, and what becomes of them in faults.
 
 use super::errors::{app, lease_url, set_user};
+use kit::polled::polled;
 use kit::{Server, eventually, within};
 use leasehold::{ErrorKind, LeaseManager, LeaseState, Loss, Upgraded};
 use std::time::Duration;
@@ -588,4 +589,24 @@ async fn user_without_del_leaves_no_hash_forever() {
         assert_eq!(unlocked.expect_err("it lacks the right").kind(), ErrorKind::Denied);
         server.command(&["FLUSHALL"]);
     }
+}
+
+/// Each call is polled once, and kept.
+#[tokio::test]
+async fn changes_put_aside_keep_no_name() {
+    let server = Server::start();
+    let (leases, other) = (connect(&server).await, connect(&server).await);
+    let page = leases.rw_lock("page").read().await.expect("a lease");
+    let edit = leases.rw_lock("edit").write().await.expect("a lease");
+    let tokens = [page.cancellation_token(), edit.cancellation_token()];
+    let (mut upgrade, mut downgrade) = (Box::pin(page.try_upgrade()), Box::pin(edit.downgrade()));
+    assert!(polled(upgrade.as_mut(), 1).await.is_none());
+    assert!(polled(downgrade.as_mut(), 1).await.is_none());
+    assert!(tokens[1].is_cancelled(), "before a reader is in");
+    for name in ["page", "edit"] {
+        within(LONG, other.rw_lock(name).write()).await.expect("a lease").into_lease().forget();
+    }
+    assert!(tokens[0].is_cancelled());
+    assert_eq!(upgrade.await.expect_err("too late").loss(), Some(Loss::Expired));
+    assert_eq!(downgrade.await.expect_err("too late").loss(), Some(Loss::Expired));
 }

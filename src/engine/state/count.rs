@@ -246,6 +246,8 @@ impl State {
         if !self.believed() || timing.stale(sent, now) {
             return None;
         }
+        // The caller gets the lease that was in the change.
+        self.end_ahead();
         let next = Self {
             fence_kept: sent,
             terms: self.terms.take(),

@@ -21,7 +21,7 @@ pub(crate) struct Terms {
     pub(crate) awaits_lease: bool,
     /// That of the call that it was granted to, if it may have to wait for its lease.
     pub(crate) heartbeat: Option<Arc<Heartbeat>>,
-    /// The leases that no caller has yet.
+    /// The leases that no caller has: it does not have them yet, or they are in a change of the mode.
     pub(crate) ahead: u32,
     /// The time for which the store keeps the name closed beyond T.
     pub(crate) delay: Duration,
@@ -64,11 +64,23 @@ impl State {
         terms.map(|terms| terms.ahead += 1).is_some()
     }
 
+    /// Records that a lease is in a change of the mode, so that no caller has it.
+    pub(in crate::engine) fn begin_change(&mut self) {
+        self.terms.get_or_insert_default().ahead += 1;
+    }
+
     /// Records that a caller has got such a lease, or that it ends next.
     pub(in crate::engine) fn end_ahead(&mut self) {
         if let Some(terms) = self.terms.as_mut() {
             terms.ahead = terms.ahead.saturating_sub(1);
         }
+    }
+
+    /// Returns whether the hold is to be renewed: a caller has a lease of it, or a heartbeat watches the call that will return
+    /// one. A change of the mode is so short that it needs none, and a future that is not polled keeps nothing.
+    pub(super) fn is_kept(&self) -> bool {
+        let unused = |terms: &Terms| terms.ahead == self.live && terms.heartbeat.is_none();
+        self.live > 0 && !self.terms.as_deref().is_some_and(unused)
     }
 
     /// Loses the hold for want of a heartbeat.

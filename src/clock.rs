@@ -144,6 +144,13 @@ fn has_tokio() -> bool {
     KNOWN.try_with(|known| known.0).unwrap_or(false)
 }
 
+/// Returns whether tokio's clock of the current runtime is paused, or was: it does not show the time of the system.
+pub(crate) fn is_paused() -> bool {
+    let before = std::time::Instant::now();
+    let now = tokio::time::Instant::now().into_std();
+    now < before || now > std::time::Instant::now()
+}
+
 /// Sleeps many times with one timer, on one runtime only.
 pub(crate) struct Sleeper {
     clock: Clock,

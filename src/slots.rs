@@ -14,7 +14,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::coop::consume_budget;
-use tokio::time::sleep;
 
 /// At most for so many slots a caller waits at once: each of them costs a place in a queue and a subscription.
 const WAITED_FOR: u32 = 16;
@@ -109,7 +108,7 @@ impl Slots {
     pub fn take(&self) -> impl Future<Output = Result<Slot>> + use<'_> {
         let wanted = self.wanted();
         async move {
-            runtime::need();
+            runtime::need_at(wanted.caller());
             self.wait(wanted, &Progress::default()).await
         }
     }
@@ -134,7 +133,7 @@ impl Slots {
     pub fn try_take(&self) -> impl Future<Output = Result<Option<Slot>>> + use<'_> {
         let wanted = self.wanted();
         async move {
-            runtime::need();
+            runtime::need_at(wanted.caller());
             self.look(wanted, &Progress::default()).await
         }
     }
@@ -163,7 +162,7 @@ impl Slots {
     ) -> impl Future<Output = Result<Option<Slot>>> + use<'_> {
         let wanted = self.wanted();
         async move {
-            runtime::need();
+            runtime::need_at(wanted.caller());
             let progress = Progress::default();
             if timeout.is_zero() {
                 return self.look(wanted, &progress).await;
@@ -209,7 +208,7 @@ impl Slots {
     pub fn take_index(&self, index: u32) -> impl Future<Output = Result<Slot>> + use<'_> {
         let wanted = self.wanted();
         async move {
-            runtime::need();
+            runtime::need_at(wanted.caller());
             consume_budget().await;
             self.check_index(index)?;
             let slot = self.slot(wanted, index, WaitLimit::Forever).await?;
@@ -237,7 +236,7 @@ impl Slots {
     ) -> impl Future<Output = Result<Option<Slot>>> + use<'_> {
         let wanted = self.wanted();
         async move {
-            runtime::need();
+            runtime::need_at(wanted.caller());
             consume_budget().await;
             self.check_index(index)?;
             self.slot(wanted, index, WaitLimit::Once).await
@@ -323,7 +322,8 @@ impl Slots {
                     }
                     failures += 1;
                     progress.failed(error);
-                    sleep(core.timing.gap(failures, core.jitter())).await;
+                    core.pause(core.timing.gap(failures, core.jitter())).await;
+                    core.check_open()?;
                 }
                 Err(error) => return Err(error),
             }

@@ -19,7 +19,7 @@ use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// The bounds of the pause before a candidate stands again; it doubles with each failure.
@@ -209,7 +209,7 @@ impl Candidate {
             tokio::select! {
                 biased;
                 () = until.cancelled() => return Ok(()),
-                () = sleep(self.pause(failures)) => {}
+                () = self.engine.core.pause(self.pause(failures)) => {}
             }
         }
     }

@@ -17,7 +17,9 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -105,8 +107,6 @@ pub(crate) struct Core {
     pub(crate) on_caller: bool,
     /// Notifies that no task runs watchdog and worker any more.
     pub(super) vacated: Notify,
-    /// Notifies that a task runs watchdog and worker again.
-    pub(super) taken: Notify,
     pub(super) panicked: AtomicBool,
     /// Reports to the observers.
     pub(crate) board: Arc<Board>,
@@ -120,6 +120,8 @@ pub(crate) struct Core {
     calls: mpsc::UnboundedSender<Vec<Call>>,
     queues: Mutex<Option<WorkQueues>>,
     pub(super) running: AtomicBool,
+    /// The runtime of a caller on which watchdog and worker run.
+    pub(super) runtime: Mutex<Option<Handle>>,
     callers: AtomicUsize,
     no_call: Notify,
 }
@@ -192,7 +194,6 @@ impl Core {
             verify: Notify::new(),
             on_caller,
             vacated: Notify::new(),
-            taken: Notify::new(),
             panicked: AtomicBool::new(false),
             sweeps: AtomicU32::new(0),
             closing_until: OnceLock::new(),
@@ -206,6 +207,7 @@ impl Core {
             calls,
             queues: Mutex::new(Some(queues)),
             running: AtomicBool::new(false),
+            runtime: Mutex::default(),
             callers: AtomicUsize::new(0),
             no_call: Notify::new(),
         })
@@ -333,6 +335,15 @@ impl Core {
             biased;
             result = work => result,
             () = self.closed.cancelled() => Err(self.closed_error()),
+        }
+    }
+
+    /// Pauses for this time, or until the manager is closed.
+    pub(crate) async fn pause(&self, time: Duration) {
+        tokio::select! {
+            biased;
+            () = self.until_closed() => {}
+            () = sleep(time) => {}
         }
     }
 

@@ -26,6 +26,7 @@ impl Core {
             && !self.stopped.is_cancelled()
             && let Some(driver) = Driver::take(self)
         {
+            *self.runtime.lock() = Some(runtime.clone());
             runtime.spawn(driver.run());
             // A runtime that has ended drops a spawned task at once.
             return self.is_running();
@@ -80,8 +81,8 @@ impl Engine {
     /// Returns an engine that runs on the runtime of its callers.
     pub(crate) fn on_caller(core: Arc<Core>) -> Arc<Self> {
         trace::start();
-        spare::start();
         core.ensure_running();
+        spare::watch(&core);
         Arc::new(Self { core })
     }
 
@@ -147,7 +148,6 @@ impl Driver {
         let queues = place.take()?;
         core.running.store(true, Ordering::Release);
         drop(place);
-        core.taken.notify_waiters();
         Some(Self { core: Arc::clone(core), queues: Some(queues) })
     }
 
@@ -173,6 +173,7 @@ impl Drop for Driver {
         let core = &self.core;
         let mut place = core.work_queues();
         *place = self.queues.take();
+        drop(core.runtime.lock().take());
         core.running.store(false, Ordering::Release);
         drop(place);
         if core.panicked.load(Ordering::Acquire) {
@@ -180,8 +181,8 @@ impl Drop for Driver {
             core.stopped.cancel();
         }
         if core.on_caller && !core.stopped.is_cancelled() {
-            if !spare::watch(core) {
-                // Without a spare watchdog no thread could fire these tokens later.
+            if !spare::is_there() {
+                // Without its thread, nothing could fire these tokens later.
                 core.queue.holds().iter().for_each(|hold| hold.lose(core, Loss::Expired));
             }
             core.vacated.notify_waiters();

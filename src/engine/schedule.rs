@@ -208,10 +208,14 @@ impl Schedule {
         drop(removed);
     }
 
+    /// Returns the time of the first entry.
+    pub(super) fn first(&self) -> Option<Instant> {
+        self.lock().first()
+    }
+
     /// Returns for how long the first entry has been due.
     pub(super) fn overdue(&self, now: Instant) -> Duration {
-        let first = self.lock().first();
-        first.map_or(Duration::ZERO, |at| now.saturating_duration_since(at))
+        self.first().map_or(Duration::ZERO, |at| now.saturating_duration_since(at))
     }
 
     /// Takes out all entries that are due.

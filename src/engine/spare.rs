@@ -1,51 +1,95 @@
-//! A watchdog for engines whose runtime has ended.
+//! A second watchdog for engines that run on a runtime of the user.
 //!
-//! An engine without its own threads runs on a runtime of the user. When that ends, a call that
-//! waits or holds on another runtime restarts the engine there. A holder that has only its token
-//! does not: it makes no call. So until the engine runs again, one thread of the process fires the
-//! tokens at `C`. It renews nothing: the store may live on the runtime that has ended.
+//! Such a runtime may end, or user code may block it. When it has ended, a call that waits or holds on another runtime
+//! restarts the engine there. A holder that has only its token makes no call, and nothing restarts a runtime that is
+//! blocked. So one thread of the process watches all these engines, and fires tokens at `C`. It renews nothing: the store
+//! may live on that runtime.
+//!
+//! It looks at the schedule a little after the first entry is due, and at least every T/4: no hold that begins after a look
+//! has its `C` before the next one. So no call pays for it. Only when the watchdog is late, it looks at each hold.
 
 use super::core::Core;
+use super::hold::Hold;
 use super::panic_guard::guarded;
+use super::state::State;
 use super::thread::spawn_thread;
-use super::watchdog;
-use std::pin::pin;
+use crate::clock::{self, Instant, Sleeper};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
-static VACANT: OnceLock<Option<mpsc::UnboundedSender<Arc<Core>>>> = OnceLock::new();
+/// The least time after which the watchdog counts as late.
+const SHORTEST_LAG: Duration = Duration::from_millis(1);
 
-/// Starts the thread, once in a process.
-pub(super) fn start() {
-    VACANT.get_or_init(|| {
-        let (sender, vacant) = mpsc::unbounded_channel();
-        spawn_thread("leasehold-spare", async move || run(vacant).await).ok().map(|()| sender)
+static ENGINES: OnceLock<Option<mpsc::UnboundedSender<Arc<Core>>>> = OnceLock::new();
+
+/// Watches an engine to its end. The first call in a process starts the thread.
+pub(super) fn watch(core: &Arc<Core>) {
+    let engines = ENGINES.get_or_init(|| {
+        let (sender, engines) = mpsc::unbounded_channel();
+        spawn_thread("leasehold-spare", async move || run(engines).await).ok().map(|()| sender)
     });
-}
-
-/// Fires the tokens of an engine until it runs again. Returns false if the thread could not be
-/// started.
-pub(super) fn watch(core: &Arc<Core>) -> bool {
-    let sender = VACANT.get().and_then(Option::as_ref);
-    sender.is_some_and(|sender| sender.send(Arc::clone(core)).is_ok())
-}
-
-async fn run(mut vacant: mpsc::UnboundedReceiver<Arc<Core>>) {
-    while let Some(core) = vacant.recv().await {
-        tokio::spawn(async move { until_taken(&core).await });
+    if let Some(engines) = engines {
+        // Fails only if the thread has panicked.
+        let _ = engines.send(Arc::clone(core));
     }
 }
 
-async fn until_taken(core: &Arc<Core>) {
-    let mut taken = pin!(core.taken.notified());
-    taken.as_mut().enable();
-    if core.is_running() {
-        return;
+/// Returns whether the thread runs.
+pub(super) fn is_there() -> bool {
+    ENGINES.get().and_then(Option::as_ref).is_some_and(|engines| !engines.is_closed())
+}
+
+async fn run(mut engines: mpsc::UnboundedReceiver<Arc<Core>>) {
+    while let Some(core) = engines.recv().await {
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                () = core.stop.cancelled() => {}
+                () = guarded(&core, watch_over(&core)) => {}
+            }
+        });
     }
-    tokio::select! {
-        biased;
-        () = core.stop.cancelled() => {}
-        () = taken => {}
-        () = guarded(core, watchdog::run(core)) => {}
+}
+
+async fn watch_over(core: &Arc<Core>) {
+    let mut sleeper = Sleeper::new(core.clock());
+    loop {
+        let next = look(core);
+        sleeper.until(next).await;
+    }
+}
+
+/// Fires the tokens that are due, if the watchdog is late. Returns the time of the next look.
+fn look(core: &Arc<Core>) -> Instant {
+    let now = core.now();
+    let latest = now + core.timing.ttl / 4;
+    let Some(first) = core.schedule.first() else { return latest };
+    if core.has_paused_clock() {
+        return latest;
+    }
+    let late = first + (core.timing.grace / 4).max(SHORTEST_LAG);
+    if now < late {
+        return late.min(latest);
+    }
+    let ends = core.queue.holds().into_iter().filter_map(|hold| hold.ends_at(core));
+    ends.fold(latest, Instant::min)
+}
+
+impl Hold {
+    /// Applies the clock. Returns when the hold is lost if nothing happens before, or `None` if it is over.
+    fn ends_at(self: &Arc<Self>, core: &Arc<Core>) -> Option<Instant> {
+        self.read(core, |state: &State| state.believed().then(|| state.ends_at(&core.timing)))
+    }
+}
+
+impl Core {
+    /// Returns whether the clock of the engine is one of tokio that is paused on the runtime on which the engine runs.
+    fn has_paused_clock(&self) -> bool {
+        self.clock().is_tokio()
+            && self.runtime.lock().as_ref().is_some_and(|runtime| {
+                let _entered = runtime.enter();
+                clock::is_paused()
+            })
     }
 }

@@ -286,8 +286,9 @@ impl Builder {
     /// With `false`, the watchdog and the connections run on the runtime on which the manager is made, or, if it is
     /// made outside of one, on that of the first call. When that runtime ends, the next caller on another runtime that
     /// locks, waits for a lock or runs work under a lease takes the work over, and leases live on. If no caller does so
-    /// in time, a lease is lost; its token fires before the store can grant the name to another holder, as always. The connections of the runtime
-    /// that has ended do not come back.
+    /// in time, or user code blocks that runtime for too long, a lease is lost. Its token fires before the store can grant
+    /// the name to another holder, as always: a thread of the process does that, unless tokio's time is paused. The
+    /// connections of a runtime that has ended do not come back.
     ///
     /// Defaults to `true`; in memory to `false`, where time is tokio's, which a test can pause.
     pub fn dedicated_thread(mut self, on: bool) -> Self {

@@ -273,3 +273,64 @@ async fn value_that_no_setting_allows_is_invalid() {
     let short = Some(2 * T - MOMENT);
     assert_eq!(with(LeaseManager::builder().fence_retention(short)), ErrorKind::Invalid);
 }
+
+/// Closes the manager while this call pauses after a failure of its requests.
+async fn ends_its_pause<F>(error: Error, call: impl FnOnce(LeaseManager) -> F)
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Fail(error)).on(Call::Acquire));
+    let call = tokio::spawn(call(setup.leases.clone()));
+    sleep(T / 3).await;
+    setup.leases.close().await.unwrap();
+    let (took, ended) = timed(call).await;
+    assert_eq!(failed(ended.unwrap()), ErrorKind::Closed);
+    assert_eq!(took, Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pause_of_a_candidate_ends_with_the_manager() {
+    for error in [Error::new(ErrorKind::Denied, "test"), unavailable()] {
+        ends_its_pause(error, |leases| async move {
+            let mut candidate = leases.election("n").candidate("me");
+            candidate.lead(async move |_| std::ops::ControlFlow::Break(())).await
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pause_of_a_call_ends_with_the_manager() {
+    ends_its_pause(unavailable(), |leases| async move { leases.lock("n").lock().await.map(drop) })
+        .await;
+    ends_its_pause(
+        unavailable(),
+        |leases| async move { leases.slots("n", 3).take().await.map(drop) },
+    )
+    .await;
+    ends_its_pause(unavailable(), |leases| async move {
+        let set = leases.multi_lock(["a", "b"]);
+        set.unwrap().lock().await.map(drop)
+    })
+    .await;
+    ends_its_pause(unavailable(), |leases| async move {
+        let job = leases.once("n").wait(T);
+        job.run(async |_| Ok::<_, Error>(())).await.map(drop)
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_of_a_job_ends_with_the_manager() {
+    let setup = Setup::with(LeaseManager::builder().max_poll_interval(T));
+    let held = setup.held_elsewhere("n").await;
+    let job = setup.leases.once("n").wait(10 * T);
+    let job = tokio::spawn(async move { job.run(async |_| Ok::<_, Error>(())).await });
+    sleep(T / 3).await;
+    setup.leases.close().await.unwrap();
+    let (took, ended) = timed(job).await;
+    assert_eq!(failed(ended.unwrap()), ErrorKind::Closed);
+    assert_eq!(took, Duration::ZERO);
+    drop(held);
+}

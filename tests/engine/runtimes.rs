@@ -78,6 +78,47 @@ fn token_fires_before_the_next_enters_if_nobody_takes_over() {
     second.block_on(async { setup.leases.lock("m").lock().await.unwrap().unlock().await.unwrap() });
 }
 
+/// The runtime that the manager works on is blocked until the test ends.
+#[test]
+fn token_fires_before_the_next_enters_beside_a_blocked_runtime() {
+    let (made, setup) = std::sync::mpsc::channel();
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let first = std::thread::spawn(move || {
+        let runtime = Runtimes::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            made.send(Setup::with(LeaseManager::builder().ttl(T))).expect("it is awaited");
+            let _ = blocked.recv();
+        });
+    });
+    let (setup, second) = (setup.recv().expect("a manager"), runtime());
+    second.block_on(async {
+        let other = setup.other();
+        let lease = setup.leases.lock("n").lock().await.unwrap();
+        let token = lease.cancellation_token();
+        let working = tokio::spawn(async move { lease.run(std::future::pending::<()>()).await });
+        let next = timeout(LONG, other.lock("n").lock()).await;
+        assert!(token.is_cancelled());
+        drop(next.expect("in time").unwrap());
+        let ended = timeout(LONG, working).await.expect("in time").expect("no panic");
+        assert_eq!(lost(ended), Loss::Expired);
+    });
+    drop(unblock);
+    first.join().expect("no panic");
+}
+
+/// Only its runtime knows how late it is on a clock that can be paused.
+#[tokio::test(start_paused = true)]
+async fn lease_in_paused_time_outlives_a_blocked_runtime() {
+    let ttl = Duration::from_millis(100);
+    let setup = Setup::with(LeaseManager::builder().ttl(ttl));
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    settle().await;
+    std::thread::sleep(3 * ttl);
+    lease.check().expect("no time has passed");
+    sleep(3 * ttl).await;
+    lease.check().expect("renewed");
+}
+
 /// As `#[tokio::test]` drops its runtime when an assertion fails.
 #[test]
 fn panic_that_unwinds_the_engines_runtime_closes_nothing() {

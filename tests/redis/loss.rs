@@ -636,3 +636,39 @@ fn blocked_runtime_without_own_thread_loses_and_check_says_so() {
         next.unlock().await.expect("a release");
     });
 }
+
+/// The holder is on another runtime, which is well.
+#[test]
+fn blocked_runtime_of_the_manager_delays_no_token_elsewhere() {
+    const T: Duration = millis(2_000);
+    let server = Server::start();
+    let url = server.url();
+    let (made, leases) = std::sync::mpsc::channel();
+    let (held, begins) = tokio::sync::oneshot::channel::<()>();
+    let (ends, blocked) = std::sync::mpsc::channel::<()>();
+    let first = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let leases = ttl(T).dedicated_thread(false).connect(&url).await.expect("a manager");
+            made.send(leases).expect("it is awaited");
+            let _ = begins.await;
+            let _ = blocked.recv();
+        });
+    });
+    let leases = leases.recv().expect("a manager");
+    let second = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    second.expect("a runtime").block_on(async {
+        let other = connect(&server.url(), T).await;
+        let lease = lock(&leases, "job").await;
+        let token = lease.cancellation_token();
+        let work = tokio::spawn(async move { lease.run(std::future::pending::<()>()).await });
+        held.send(()).expect("it is awaited");
+        let next = within(LONG, lock(&other, "job")).await;
+        assert!(token.is_cancelled());
+        let ended = within(LONG, work).await.expect("no panic").expect_err("lost");
+        assert_eq!(ended.loss(), Some(Loss::Expired));
+        next.unlock().await.expect("a release");
+    });
+    drop(ends);
+    first.join().expect("no panic");
+}

@@ -7,7 +7,6 @@ use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::{Name, Target};
 use std::time::Duration;
-use tokio::time::sleep;
 
 /// Half of the first pause after a refusal for no holder that the store has.
 const SHORTEST_GAP: Duration = Duration::from_millis(1);
@@ -64,7 +63,7 @@ impl<'a> Polling<'a> {
             biased;
             // Without a holder: it takes no place in a queue of the store.
             () = self.hints.hint(self.core, self.target.clone(), None) => {}
-            () = sleep(pause) => {}
+            () = self.core.pause(pause) => {}
         }
         self.core.check_open()
     }
@@ -83,7 +82,7 @@ impl<'a> Polling<'a> {
         if silent >= core.timing.ttl || gap >= self.left() {
             return Err(error);
         }
-        sleep(gap).await;
-        Ok(())
+        core.pause(gap).await;
+        core.check_open()
     }
 }

@@ -132,8 +132,10 @@ impl Semaphore {
 
     /// Sets the number of permits, for all processes.
     ///
-    /// Permits that are held stay held: after a resize below their number, none is granted until enough are released.
-    /// Handles that were made with a former size, here and in other processes, go on with the new one. One call of such
+    /// Permits that are held stay held: after a resize below their number, none is granted until enough are released. In
+    /// other managers, permits that are handed off in memory from one caller to the next count as held: they go on being
+    /// handed off until a tenth of the TTL after their grant, or [`max_local_handoffs`](crate::Builder::max_local_handoffs)
+    /// times, whichever comes first. Handles that were made with a former size, here and in other processes, go on with the new one. One call of such
     /// a handle can still ask for up to its own size. The store forgets a former size when no such handle has acquired
     /// permits for 24 hours, or for the [`fence_retention`](crate::Builder::fence_retention) if that is longer. So resize at
     /// run time, and start new processes with the new size.
@@ -359,7 +361,7 @@ impl Semaphore {
         limit: WaitLimit,
         caller: &'static Location<'static>,
     ) -> Result<Option<Permit>> {
-        runtime::need();
+        runtime::need_at(Some(caller));
         let name = self.name.as_ref().map_err(Error::clone)?;
         let size = self.size();
         if size == 0 {

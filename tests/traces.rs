@@ -258,6 +258,25 @@ async fn waiter_behind_its_own_process_is_reported_once() {
     }
 }
 
+/// Each call gets permits of its own, so to wait for those of others is no mistake.
+#[tokio::test(start_paused = true)]
+async fn waiter_for_permits_of_its_own_process_is_not_reported() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let leases = LeaseManager::builder().build(MemoryStore::new()).expect("a manager");
+    let pool = leases.semaphore("pool", 1);
+    let permit = pool.acquire().await.expect("free");
+    assert!(
+        tokio::join!(pool.acquire_timeout(3 * T), pool.acquire_timeout(3 * T))
+            .0
+            .expect("an answer")
+            .is_none()
+    );
+    drop(permit);
+    leases.close().await.expect("all released");
+    let warned = trace.of("pool").into_iter().filter(|event| event.level == Level::WARN);
+    assert_eq!(warned.count(), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_event_shows_the_token_of_a_holder() {
     let (trace, _guard) = Trace::of_this_thread();

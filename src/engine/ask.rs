@@ -82,7 +82,11 @@ impl Core {
     pub(crate) async fn resize(&self, name: &Name, size: u32) -> Result<()> {
         self.check(Mode::Permits { size, take: 1 })?;
         let request = Resize::new(name.clone(), size, self.idle_kept(), self.timing.attempt);
-        self.in_time(|| self.store.resize(request)).await.map(|_| ())
+        let answer = self.in_time(|| self.store.resize(request)).await;
+        if !matches!(answer, Ok(Some(before)) if before <= size) {
+            self.queue.shrunk(name);
+        }
+        answer.map(|_| ())
     }
 
     /// Asks the store for the holders of a name, whatever kind of lock it is.

@@ -25,7 +25,9 @@
 //! 8. **Its own in the store, if that matters.** A hold that another manager wants is released: that is what it asked for, and
 //!    the next holder, which nothing asked to go, would have the holder id that is wanted. So is one whose id a
 //!    [guard](crate::Lease::guard) names: it would let the writes of the last holder pass.
-//! 9. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//! 9. **By the size of the semaphore.** After a resize to fewer permits by this manager, those that are out are released in the
+//!    store, which alone knows when enough are back.
+//! 10. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!    released: no waiter waits for a future that is not polled.
 
 use super::asker::Asker;
@@ -34,6 +36,7 @@ use super::handed_off::{HandedOff, TakesBack};
 use super::hold::{Hold, Inner};
 use super::job::Job;
 use super::name_entry::Delivery;
+use super::queue::Chain;
 use super::seat::Seat;
 use super::share::Share;
 use super::state::{Phase, State};
@@ -133,13 +136,17 @@ impl Hold {
         {
             return Err(inner);
         }
-        let when = (now, inner.state.is_young(now));
+        let chain = Chain {
+            began: inner.state.chain_began(),
+            is_young: inner.state.is_young(now),
+            heirs: inner.state.heirs(),
+            delay: inner.state.delay(),
+        };
         let Some(seat) = inner.seat.as_ref().map(Seat::number) else { return Err(inner) };
-        let heirs = inner.state.heirs();
-        let (is_offered, delay) = (inner.state.is_offered(), inner.state.delay());
+        let is_offered = inner.state.is_offered();
         let mut told = Told::default();
         let mut is_described = false;
-        let next = core.queue.hand_off((&self.name, seat), when, (heirs, delay), |options| {
+        let next = core.queue.hand_off((&self.name, seat), now, &chain, |options| {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);

@@ -2,7 +2,7 @@
 //!
 //! A new mode does not compile before each question has an answer here. Three decisions need more than the mode, and match
 //! on it where they are made: [`Members::may_try`](super::members::Members::may_try), `AcquireLoop::place` and
-//! `Flush::give_way`.
+//! `Core::give_way`.
 
 use crate::store::Mode;
 
@@ -35,6 +35,15 @@ impl Mode {
         match self {
             Self::Exclusive | Self::Write => true,
             Self::Read | Self::Permits { .. } => self.can_share(wanted),
+        }
+    }
+
+    /// Returns whether a handle can enter again what it has, so that a call behind a hold of this process may be a mistake.
+    pub(super) fn is_reentrant(self) -> bool {
+        match self {
+            Self::Exclusive | Self::Read | Self::Write => true,
+            // Each call gets permits of its own.
+            Self::Permits { .. } => false,
         }
     }
 

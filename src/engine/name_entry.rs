@@ -50,6 +50,8 @@ pub(super) struct Rivals {
     pub(super) offers: Offers,
     /// While waiters elsewhere listen: the last number drawn before the store granted the name.
     pub(super) served_at: Option<u64>,
+    /// When this process made the semaphore smaller: what the store had granted by then is released to it.
+    pub(super) shrunk: Option<Instant>,
     /// The read hold that readers of other handles join.
     pub(super) cohort: Option<Cohort>,
     /// The flow that asks for permits, if a hold can be handed off to it.

@@ -43,6 +43,18 @@ pub(crate) struct Queue {
     pub(super) is_fair: AtomicBool,
 }
 
+/// The chain of hand-offs that a hold belongs to.
+pub(super) struct Chain {
+    /// The time of the request that the store granted.
+    pub(super) began: Instant,
+    /// True if it is so short that it costs waiters elsewhere little.
+    pub(super) is_young: bool,
+    /// To whom the hold may be handed off.
+    pub(super) heirs: Heirs,
+    /// The time for which the store keeps the name closed beyond T.
+    pub(super) delay: Duration,
+}
+
 pub(super) struct QueueState {
     pub(super) names: NameMap<NameEntry>,
     /// The last number drawn for a waiter, a turn or a seat.
@@ -138,30 +150,42 @@ impl Queue {
     }
 
     /// Installs the hold of `next` in the seat of the hold before, and offers it to the first waiter that is polled, if
-    /// there is one. While waiters elsewhere listen and the chain of hand-offs is not `early` any more, only a waiter
+    /// there is one. While waiters elsewhere listen and the chain of hand-offs is not young any more, only a waiter
     /// that was there when the store granted the name gets the offer.
-    pub(crate) fn hand_off(
+    pub(super) fn hand_off(
         &self,
         (name, seat): (&Name, u64),
-        (now, early): (Instant, bool),
-        (heirs, delay): (Heirs, Duration),
+        now: Instant,
+        chain: &Chain,
         next: impl FnOnce(Options) -> (Arc<Hold>, HandedOff),
     ) -> Option<(Delivery, Arc<Hold>)> {
         let times = self.times(now);
         let mut state = self.lock();
         let QueueState { names, numbers, .. } = &mut *state;
         let entry = names.get_mut(name)?;
-        let (recipient, ticket) = entry.recipient(seat, heirs, times)?;
-        if !early && entry.rivals()?.served_at.is_some_and(|last| ticket > last) {
+        let (recipient, ticket) = entry.recipient(seat, chain.heirs, times)?;
+        let rivals = entry.rivals()?;
+        if !chain.is_young && rivals.served_at.is_some_and(|last| ticket > last)
+            || rivals.shrunk.is_some_and(|shrunk| chain.began <= shrunk)
+        {
             return None;
         }
         let options = entry.options_of(&recipient);
-        if options.lock_delay() != delay {
+        if options.lock_delay() != chain.delay {
             return None;
         }
         let (next, offered) = next(options);
         let delivery = entry.hand_off((seat, recipient), (&next, offered), (numbers, times));
         Some((delivery, next))
+    }
+
+    /// Records that the store has made a semaphore smaller, if this process has permits of it. Only the store knows when enough
+    /// of them are released, so no hold that it has granted is handed off any more.
+    pub(super) fn shrunk(&self, name: &Name) {
+        let now = self.clock.now();
+        if let Some(entry) = self.lock().names.get_mut(name) {
+            entry.rivals_or_default().shrunk = Some(now);
+        }
     }
 
     /// Withdraws the offer of `hold` from a waiter that did not accept it in time.

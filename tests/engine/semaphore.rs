@@ -227,6 +227,72 @@ async fn resize_to_fewer_waits_until_enough_have_come_back() {
     one.unlock().await.unwrap();
 }
 
+/// Callers that use the four permits of a pool all the time, and what they see after it has one.
+#[derive(Default)]
+struct Crowd {
+    out: AtomicU32,
+    shrunk: Mutex<Option<Instant>>,
+    /// When a permit was granted while others were out, after that.
+    beyond: Mutex<Vec<Duration>>,
+}
+
+impl Crowd {
+    async fn of(leases: &LeaseManager, use_for: Duration) -> Arc<Self> {
+        let crowd = Arc::new(Self::default());
+        for _ in 0..50 {
+            let (pool, crowd) = (pool(leases), Arc::clone(&crowd));
+            tokio::spawn(async move {
+                loop {
+                    let permit = pool.acquire().await.unwrap();
+                    let others = crowd.out.fetch_add(1, Ordering::SeqCst);
+                    let shrunk = *crowd.shrunk.lock().unwrap();
+                    if let Some(shrunk) = shrunk.filter(|_| others > 0) {
+                        crowd.beyond.lock().unwrap().push(shrunk.elapsed());
+                    }
+                    sleep(use_for).await;
+                    crowd.out.fetch_sub(1, Ordering::SeqCst);
+                    permit.unlock().await.unwrap();
+                }
+            });
+        }
+        sleep(use_for * 5 / 2).await;
+        assert_eq!(crowd.out.load(Ordering::SeqCst), 4);
+        crowd
+    }
+
+    /// Returns when permits were granted beyond the one that there is.
+    async fn shrink_to_one(&self, leases: &LeaseManager) -> Vec<Duration> {
+        pool(leases).resize(1).await.unwrap();
+        *self.shrunk.lock().unwrap() = Some(Instant::now());
+        sleep(2 * T).await;
+        assert!(pool(leases).usage().await.unwrap().held <= 1);
+        std::mem::take(&mut *self.beyond.lock().unwrap())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn resize_to_fewer_ends_the_hand_offs_of_its_manager() {
+    let setup = Setup::new();
+    let crowd = Crowd::of(&setup.leases, MOMENT * 10).await;
+    assert_eq!(crowd.shrink_to_one(&setup.leases).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn resize_elsewhere_ends_hand_offs_after_a_tenth_of_the_ttl() {
+    let (setup, use_for) = (Setup::new(), MOMENT * 100);
+    let crowd = Crowd::of(&setup.leases, use_for).await;
+    let beyond = crowd.shrink_to_one(&setup.other()).await;
+    assert!(beyond.iter().all(|after| *after <= T / 10 + use_for), "{beyond:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn resize_elsewhere_ends_hand_offs_after_their_number() {
+    let setup = Setup::with(LeaseManager::builder().max_local_handoffs(5));
+    let crowd = Crowd::of(&setup.leases, MOMENT).await;
+    let beyond = crowd.shrink_to_one(&setup.other()).await;
+    assert!(beyond.len() <= 4 * 5, "{beyond:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn resize_that_fails_can_be_called_again() {
     let setup = Setup::new();

@@ -104,7 +104,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                 }
                 pause = pause.min(until.saturating_duration_since(now));
             }
-            if !reported && now.saturating_duration_since(self.start) >= core.timing.ttl {
+            let may_wait_for_itself = self.mode.is_reentrant() && !reported;
+            if may_wait_for_itself && now.saturating_duration_since(self.start) >= core.timing.ttl {
                 reported = self.report_own_hold(now);
             }
             // The wait is long enough to be worth a subscription, which reports a forced release.

@@ -5,7 +5,7 @@ use super::attempt::{Attempt, Nested};
 use super::core::Core;
 use super::hold::Hold;
 use super::job::{Job, Sweep};
-use super::release::flush_to_the_end;
+use super::release::{ReleaseAnswer, flush_to_the_end};
 use super::share::Share;
 use crate::clock::Instant;
 use crate::error::Error;
@@ -163,11 +163,18 @@ impl Sweep {
             let target = self.target.clone();
             let request = Release::new(target, self.holder, 0, core.timing.attempt);
             // A grant may still arrive after a release that was sent before `until`.
-            let last = core.now() >= until;
+            let sent = core.now();
+            let last = sent >= until;
             let mut request = core.release(request);
             let verdict = in_time(core.timing.attempt * 2, caught(&mut request)).await;
-            if matches!(verdict, Ok(Released::Done { .. })) && self.unknown == 1 {
-                return;
+            if let Ok(Released::Done { listeners }) = verdict {
+                // No caller had it, but those elsewhere have waited for it as for any other.
+                let (now, ours) = (core.now(), Duration::ZERO);
+                let release = ReleaseAnswer { sent, now, listeners, ours };
+                core.give_way(&self.target.name, self.target.mode, release);
+                if self.unknown == 1 {
+                    return;
+                }
             }
             let unanswered = verdict.as_ref().is_err_and(Error::is_unavailable)
                 && core.now() < until + core.timing.ttl * STANDSTILL

@@ -10,7 +10,7 @@ use super::state::{Next, Op, Phase};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
-use crate::store::{Keep, Mode, Release, Released, StoreFuture};
+use crate::store::{Keep, Mode, Name, Release, Released, StoreFuture};
 use crate::trace;
 use std::pin::pin;
 use std::sync::Arc;
@@ -119,21 +119,45 @@ impl Flush<'_> {
         }
     }
 
+    /// Gives waiters elsewhere time to ask before the local ones.
+    fn give_way(&self, sent: Instant, listeners: u64) {
+        let ours = sent.saturating_duration_since(self.hold.chain_began());
+        self.core.give_way(
+            &self.hold.name,
+            self.hold.mode,
+            ReleaseAnswer { sent, now: self.now, listeners, ours },
+        );
+    }
+}
+
+/// A release in the store.
+pub(super) struct ReleaseAnswer {
+    pub(super) sent: Instant,
+    /// The time of its answer.
+    pub(super) now: Instant,
+    /// The number of waiters elsewhere that have heard it.
+    pub(super) listeners: u64,
+    /// The time for which this process had the name.
+    pub(super) ours: Duration,
+}
+
+impl Core {
     /// Gives waiters elsewhere, which wait for a message, time to ask before the local ones. It does not where others hold
     /// on and no local one waits.
-    fn give_way(&self, sent: Instant, listeners: u64) {
-        match self.hold.mode {
+    pub(super) fn give_way(&self, name: &Name, mode: Mode, release: ReleaseAnswer) {
+        let ReleaseAnswer { sent, now, listeners, ours } = release;
+        match mode {
             Mode::Read => return,
-            Mode::Permits { .. } if !self.core.queue.is_wanted(&self.hold.name) => return,
+            Mode::Permits { .. } if !self.queue.is_wanted(name) => return,
             Mode::Exclusive | Mode::Write | Mode::Permits { .. } => {}
         }
         let heard = (listeners > 0).then(|| Heard {
-            now: self.now,
-            round_trip: self.now.saturating_duration_since(sent),
-            ours: sent.saturating_duration_since(self.hold.chain_began()),
-            jitter: self.core.jitter(),
+            now,
+            round_trip: now.saturating_duration_since(sent),
+            ours,
+            jitter: self.jitter(),
         });
-        self.core.queue.released(&self.hold.name, self.now, heard);
+        self.queue.released(name, now, heard);
     }
 }
 

@@ -305,3 +305,23 @@ async fn close_amid_hand_offs_without_rest_leaves_nothing() {
         assert!(setup.memory.is_empty(), "round {round}");
     }
 }
+
+/// A call that is polled once and dropped takes the name again and again, and never waits.
+#[tokio::test(start_paused = true)]
+async fn grant_that_no_call_took_gives_way_to_a_waiter_elsewhere() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    assert!(poll_once(Box::pin(lock.lock()).as_mut()).await.is_pending());
+    let other = setup.other();
+    let theirs = tokio::spawn(async move { other.lock("n").lock().await });
+    settle().await;
+    setup.faults.heal();
+    setup.faults.until_calls(Call::Release, 1).await;
+    let asked = setup.calls(Call::Acquire);
+    assert!(poll_once(Box::pin(lock.lock()).as_mut()).await.is_pending());
+    assert_eq!(setup.calls(Call::Acquire), asked, "it waits for its turn");
+    let (took, theirs) = timed(theirs).await;
+    assert_eq!(took, Duration::ZERO);
+    theirs.expect("no panic").expect("its turn").unlock().await.expect("held");
+}

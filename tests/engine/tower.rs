@@ -5,7 +5,7 @@ use http::header::RETRY_AFTER;
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use leasehold::CancellationToken;
-use leasehold::tower::{LeaseBody, LeaseLayer, RequestLease};
+use leasehold::tower::{FENCE_HEADER, FenceGuard, LeaseBody, LeaseLayer, RequestLease};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -500,4 +500,29 @@ async fn error_of_the_store_is_answered_by_its_kind() {
     setup.leases.close().await.expect("closed");
     assert_eq!(status("/orders/1").await, (StatusCode::SERVICE_UNAVAILABLE, false));
     assert_eq!(site.calls.load(Ordering::SeqCst), 0);
+}
+
+/// A late write to a key is refused after as many writes to others as the guard surely remembers, wherever in its memory the
+/// key is.
+#[tokio::test]
+async fn fence_guard_remembers_as_many_keys_as_it_promises() {
+    const KEYS: usize = 10;
+    for before in 0..2 * KEYS {
+        let key = |request: &Request<()>| Some(request.uri().path().to_owned());
+        let mut guarded = FenceGuard::new(key).capacity(KEYS).layer(Site::quick());
+        let mut put = async |path: String, fence: u64| {
+            let request = Request::put(path).header(FENCE_HEADER, fence).body(()).expect("a request");
+            poll_fn(|context| guarded.poll_ready(context)).await.expect("ready");
+            guarded.call(request).await.expect("an answer").status()
+        };
+        for other in 0..before {
+            assert_eq!(put(format!("/before/{other}"), 1).await, StatusCode::OK);
+        }
+        assert_eq!(put("/stock".to_owned(), 10).await, StatusCode::OK);
+        for other in 0..KEYS {
+            assert_eq!(put(format!("/after/{other}"), 1).await, StatusCode::OK);
+        }
+        let late = put("/stock".to_owned(), 9).await;
+        assert_eq!(late, StatusCode::PRECONDITION_FAILED, "{before} keys before");
+    }
 }

@@ -511,7 +511,8 @@ async fn fence_guard_remembers_as_many_keys_as_it_promises() {
         let key = |request: &Request<()>| Some(request.uri().path().to_owned());
         let mut guarded = FenceGuard::new(key).capacity(KEYS).layer(Site::quick());
         let mut put = async |path: String, fence: u64| {
-            let request = Request::put(path).header(FENCE_HEADER, fence).body(()).expect("a request");
+            let request =
+                Request::put(path).header(FENCE_HEADER, fence).body(()).expect("a request");
             poll_fn(|context| guarded.poll_ready(context)).await.expect("ready");
             guarded.call(request).await.expect("an answer").status()
         };

@@ -28,7 +28,7 @@
 //! 9. **By the size of the semaphore.** After a resize to fewer permits by this manager, those that are out are released in the
 //!    store, which alone knows when enough are back.
 //! 10. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
-//!    released: no waiter waits for a future that is not polled.
+//!     released: no waiter waits for a future that is not polled.
 
 use super::asker::Asker;
 use super::core::{Core, Settings};

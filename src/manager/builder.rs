@@ -308,6 +308,9 @@ impl Builder {
     /// [`close`](LeaseManager::close) deletes it; that of a process that died lapses after the TTL, or after 30 s if that is
     /// longer. If the store refuses it, one line in the log says so, and the holders stay without it.
     ///
+    /// [`connect`](Self::connect) writes it before it returns. A manager that runs on the caller's runtime, as after
+    /// [`build`](Self::build), writes it when the runtime first runs its task.
+    ///
     /// The description is as public as the names: everyone who may read the locks reads it.
     ///
     /// Defaults to off: only this manager knows the process of its holders, and holders of

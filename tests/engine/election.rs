@@ -856,6 +856,8 @@ async fn manager_is_described_from_its_start_to_its_end() {
         held.push(setup.leases.lock(format!("n{number}")).lock().await.unwrap());
     }
     let seen = async |name: &str| other.inspect(name).await.unwrap().unwrap().owner;
+    // On the caller's runtime, the worker runs when the caller lets it.
+    settle().await;
     assert_eq!(seen("n7").await, Some(owner.clone()));
     assert_eq!(setup.calls(Call::Describe), 1);
     let _page = setup.leases.rw_lock("page").read().await.unwrap();

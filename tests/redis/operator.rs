@@ -19,11 +19,12 @@ fn builder() -> Builder {
     LeaseManager::builder().ttl(T)
 }
 
-/// The lines of leasehold about a server.
+/// The lines about outages of a server.
 fn lines(trace: &Trace, server: &Server) -> Vec<Traced> {
     let place = format!("127.0.0.1:{}", server.port());
-    let about =
-        |event: &Traced| event.target.starts_with("leasehold") && event.field("server") == place;
+    let about = |event: &Traced| {
+        event.target == "leasehold::store::outage" && event.field("server") == place
+    };
     trace.events().into_iter().filter(about).collect()
 }
 
@@ -108,14 +109,15 @@ async fn inspect_counts_those_that_wait_for_any_kind() {
         assert_eq!(info.waiting, Some(0), "{name}");
     }
     let mut waiting = JoinSet::new();
-    for leases in waiters.iter().cloned() {
+    for leases in waiters {
         let all = leases.clone();
         waiting.spawn(async move { drop(all.lock("plain").lock().await) });
         let all = leases.clone();
         waiting.spawn(async move { drop(all.fair_lock("fair").lock().await) });
         let all = leases.clone();
         waiting.spawn(async move { drop(all.rw_lock("rw").read().await) });
-        waiting.spawn(async move { drop(leases.semaphore("pool", 1).acquire().await) });
+        let all = leases.clone();
+        waiting.spawn(async move { drop(all.semaphore("pool", 1).acquire().await) });
     }
     let seen = async {
         for name in ["plain", "fair", "rw", "pool"] {

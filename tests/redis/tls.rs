@@ -36,10 +36,10 @@ fn certificates() -> TempDir {
         "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out expired.crt -days -1 \
          -copy_extensions copy",
     );
-    openssl(&format!(
+    openssl(
         "req -key server.key -new -out other.csr -subj /CN=other \
-         -addext subjectAltName=DNS:other.example -addext basicConstraints=CA:FALSE"
-    ));
+         -addext subjectAltName=DNS:other.example -addext basicConstraints=CA:FALSE",
+    );
     openssl(
         "x509 -req -in other.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out other.crt -days 2 \
          -copy_extensions copy",

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 /// [`cancellation_token`](Lease::cancellation_token) fires before the store can grant the name to another holder.
 ///
 /// A lease is owned and can be moved to another task; it still belongs to the flow of control of the
-/// [`Lock`](crate::Lock) that returned it. While it lives anywhere, that handle re-enters at once.
+/// [`Lock`](crate::Lock) that returned it. While a lease of a handle lives, in whatever task, that handle re-enters at once.
 ///
 /// # Keep it in a variable
 ///
@@ -376,7 +376,7 @@ impl Lease {
     ///
     /// When the lease is lost, `future` is dropped at once, at its current await. Tasks that it has spawned continue: give
     /// them the [`cancellation_token`](Lease::cancellation_token). So do programs that it has started: set tokio's
-    /// `Command::kill_on_drop`, and mind that a program which has started others ends alone. A future that blocks its
+    /// `Command::kill_on_drop`, and note that a program that is killed does not end those that it has started. A future that blocks its
     /// thread cannot be dropped until it yields. If `future` returns a `Result`, there are two of them,
     /// `lease.run(work()).await??`: the outer error is a loss, the inner one is that of the
     /// work.
@@ -449,7 +449,8 @@ impl Lease {
         self.fence().map(|fence| format!("{fence}{reads}"))
     }
 
-    /// Writes the description of this holder beside the lock now, instead of at the first renewal.
+    /// Writes the process and the label of this holder beside the lock now. A holder with a label otherwise does so at its
+    /// first renewal, others do not.
     ///
     /// [`Builder::describe`](crate::Builder::describe) sets what is written; without it, the host, the process id and
     /// the [label](crate::Lock::label) are written.

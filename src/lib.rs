@@ -139,8 +139,8 @@
 //!
 //! # Types
 //!
-//! - [`LeaseManager`] is the connection to a store and the source of locks. Clones share one
-//!   connection and one watchdog.
+//! - [`LeaseManager`] is the connection to a store and the source of locks. Clones share its
+//!   connections and its watchdog.
 //! - [`Builder`] has its settings.
 //! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names.
 //! - [`FairLock`] is a handle on one name that serves the waiters of all processes in the order of arrival; [`Waiting`] is

@@ -192,7 +192,7 @@ impl Lock {
     /// store, with the last failure of its server as the source.
     ///
     /// It is `None` and no error if the same server has granted a name, or found one held, within the last
-    /// [attempt](crate::guide::settings#what-follows-from-the-ttl): then the timeout was shorter than a round trip. So you
+    /// [attempt](crate::guide::settings#what-follows-from-the-ttl), and has failed no request since: then the timeout was shorter than a round trip. So you
     /// may give it what is left of your own deadline.
     ///
     /// # Panics

@@ -500,8 +500,8 @@ impl ReadLease {
 impl WriteLease {
     /// Makes the writer a reader, in one step: no other holder can write in between.
     ///
-    /// Other readers may enter from then on. If the mode was changed, the lease has a new fencing token and a new
-    /// cancellation token. The old one fires before the store is asked, so tasks that have it stop writing before the first
+    /// Other readers may enter from then on. If the mode was changed, the lease has a new fencing token (on ZooKeeper it keeps
+    /// the old one) and a new cancellation token. The old one fires before the store is asked, so tasks that have it stop writing before the first
     /// reader enters. If the handle has other leases of the name, the mode stays: the lease
     /// and its tokens are as they were, and the name stays locked for writing until all of these leases have ended. The
     /// returned lease is then a read lease only by its type, and [`try_upgrade`](ReadLease::try_upgrade) returns it as

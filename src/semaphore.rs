@@ -20,7 +20,8 @@ use tokio::task::coop::consume_budget;
 /// watchdog renews it, its token fires when it is lost, and the permits of a process that crashed are free again one
 /// [TTL](crate::Builder::ttl) later.
 ///
-/// A semaphore is not reentrant: each call asks for more permits. So it is `Clone`, and its methods take `&self`. A flow that holds permits and waits for more of the same semaphore can wait forever; acquire them in one call.
+/// A semaphore is not reentrant: each call asks for more permits. So it is `Clone`, and its methods take `&self`. A flow
+/// that holds permits and waits for more of the same semaphore can wait forever; acquire them in one call.
 ///
 /// # The size
 ///

@@ -240,7 +240,7 @@ impl Builder {
     /// [TTLs](Builder::ttl) to 100 years. `None` means forever, which leaves one key for each name in Redis.
     ///
     /// A token that is forgotten starts again from the server's time, which is larger, unless the clock was set back. So
-    /// this is how far the clock of the server may be set back. It costs about 155 bytes of the server for each name that
+    /// this is how far the clock of the server may be set back. It costs about 150 bytes of the server for each name that
     /// was locked in that time. If the token is ahead of the server's clock, it is remembered for that much longer. On Redis
     /// it may be forgotten 5 % earlier. In memory and on ZooKeeper this setting has no effect, because tokens always grow
     /// there.

@@ -37,8 +37,8 @@ impl LeaseManager {
     /// - [`Invalid`](crate::ErrorKind::Invalid): the URL cannot be read.
     /// - [`Unsupported`](crate::ErrorKind::Unsupported): the URL needs a feature that is off, or the server does not know a
     ///   command.
-    /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers. So it is if one wants TLS and the URL does not, or the
-    ///   reverse, which the message suggests: silence and a connection that is closed can have other causes.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers. Also if the server wants TLS and the URL does not, or
+    ///   the reverse; the message says so, but other causes look the same.
     /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, a permission is missing, or a TLS certificate is not
     ///   trusted.
     /// - [`Rejected`](crate::ErrorKind::Rejected): the server refuses writes.

@@ -10,7 +10,7 @@ pub struct Health {
     /// because the store refuses the connection. Zero while the store answers, and if no request has failed for one time to
     /// live: then there is nothing to ask, or it is time to try again.
     pub store_silent_for: Duration,
-    /// How long the store has answered, but granted nothing: the time since the first acquire that was refused for a reason
+    /// How long the store has answered, but served no acquire: the time since the first acquire that was refused for a reason
     /// that has nothing to do with its name, such as a server that is read-only or out of memory. Zero after an acquire that
     /// was served, and if none has been refused for one time to live.
     pub store_refuses_for: Duration,
@@ -43,7 +43,7 @@ impl Health {
     }
 
     /// Returns whether leases can be acquired: false if the manager is closed, or if for longer than the time to live the
-    /// store has not answered, or has granted nothing. [`operations`](crate::guide::operations#health-checks) lists
+    /// store has not answered, or has refused every acquire for a reason that has nothing to do with its name. [`operations`](crate::guide::operations#health-checks) lists
     /// which errors count. A missing permission for single names does not.
     ///
     /// For a readiness probe.

@@ -133,7 +133,8 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// # Modes that share a name
 ///
 /// In [`Mode::Read`] a name has any number of holds, in [`Mode::Write`] one that excludes them. Each of its readers has a
-/// fencing token of its own, larger than those of all grants before, as a writer has. In [`Mode::Permits`] the holds take at most
+/// fencing token of its own, larger than those of all writers before, as a writer has one larger than all before; those of
+/// readers grow in the order in which they were granted, or began to ask. In [`Mode::Permits`] the holds take at most
 /// `size` permits together; a request with another size than the name has, or had before a [`resize`](Store::resize),
 /// is [`Invalid`](crate::ErrorKind::Invalid), and grants carry no fencing token. [`Acquire::converts`] changes a holder
 /// from one of the modes `Read` and `Write` to the other; renewals and releases in `Read` go by the [`HolderId`],

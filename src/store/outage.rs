@@ -72,7 +72,11 @@ impl Outages {
             let silent_ms = silent.as_millis() as u64;
             move || {
                 let cause = why.message();
-                tracing::warn!(server, silent_ms, cause, "the server does not answer");
+                if why.is_unavailable() {
+                    tracing::warn!(server, silent_ms, cause, "the server does not answer");
+                } else {
+                    tracing::warn!(server, silent_ms, cause, "the server refuses the connection");
+                }
             }
         });
     }

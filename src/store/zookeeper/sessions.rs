@@ -205,16 +205,8 @@ impl Keeper {
             };
             let is_refusal = !error.is_unavailable();
             *self.refusal.lock() = is_refusal.then(|| error.clone());
-            let pauses = if is_refusal {
-                trace::later(
-                    Level::WARN,
-                    || move || tracing::warn!(%error, "no new session with ZooKeeper yet"),
-                );
-                &mut refused
-            } else {
-                self.address.outages.failed(&self.address.hosts, &error);
-                &mut unavailable
-            };
+            self.address.outages.failed(&self.address.hosts, &error);
+            let pauses = if is_refusal { &mut refused } else { &mut unavailable };
             tokio::time::sleep(pauses.next()).await;
         }
     }

@@ -12,6 +12,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("LeaseManager::holders", "it only asks"),
     ("LeaseManager::inspect", "it only asks"),
     ("LeaseManager::line", "it only asks"),
+    ("LeaseManager::owner_of", "it only asks"),
     ("Leadership::proclaim", "its caller still has the lease"),
     ("Lease::describe_now", "its caller still has the lease"),
     ("Lease::ensure_remaining", "its caller still has the lease"),

@@ -432,7 +432,8 @@ impl ReadLease {
     /// It does not wait for other readers to leave. So two readers that try it at once cannot deadlock: at most one of
     /// them becomes the writer.
     ///
-    /// Meanwhile the lease is not renewed: a call that is not polled keeps the name for one TTL at most.
+    /// Meanwhile the lease is not renewed: a call that is no longer polled keeps the name for one TTL at most. Before its
+    /// first poll the call has the lease as you had it.
     ///
     /// # Errors
     ///
@@ -507,7 +508,8 @@ impl WriteLease {
     /// returned lease is then a read lease only by its type, and [`try_upgrade`](ReadLease::try_upgrade) returns it as
     /// [`Read`](Upgraded::Read). To avoid that, end the other leases first.
     ///
-    /// Meanwhile the lease is not renewed: a call that is not polled keeps the name for one TTL at most.
+    /// Meanwhile the lease is not renewed: a call that is no longer polled keeps the name for one TTL at most. Before its
+    /// first poll the call has the lease as you had it.
     ///
     /// # Errors
     ///

@@ -3,6 +3,7 @@
 //! and subscriptions do.
 
 use super::core::Core;
+use super::queue::Queue;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -18,6 +19,21 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 use tracing::Level;
+
+/// Ends the hand-offs of a semaphore that may have become smaller.
+struct Shrinks<'a> {
+    queue: &'a Queue,
+    name: &'a Name,
+    may_be: bool,
+}
+
+impl Drop for Shrinks<'_> {
+    fn drop(&mut self) {
+        if self.may_be {
+            self.queue.shrunk(self.name);
+        }
+    }
+}
 
 impl Core {
     /// Asks the store for a name.
@@ -82,10 +98,10 @@ impl Core {
     pub(crate) async fn resize(&self, name: &Name, size: u32) -> Result<()> {
         self.check(Mode::Permits { size, take: 1 })?;
         let request = Resize::new(name.clone(), size, self.idle_kept(), self.timing.attempt);
+        // A call that is dropped may have made it smaller, too.
+        let mut shrinks = Shrinks { queue: &self.queue, name, may_be: true };
         let answer = self.in_time(|| self.store.resize(request)).await;
-        if !matches!(answer, Ok(Some(before)) if before <= size) {
-            self.queue.shrunk(name);
-        }
+        shrinks.may_be = !matches!(answer, Ok(Some(before)) if before <= size);
         answer.map(|_| ())
     }
 

@@ -120,6 +120,8 @@ pub(crate) struct Core {
     calls: mpsc::UnboundedSender<Vec<Call>>,
     queues: Mutex<Option<WorkQueues>>,
     pub(super) running: AtomicBool,
+    /// When the watchdog began what it does now.
+    pub(super) tick: Mutex<Option<Instant>>,
     /// The runtime of a caller on which watchdog and worker run.
     pub(super) runtime: Mutex<Option<Handle>>,
     callers: AtomicUsize,
@@ -207,6 +209,7 @@ impl Core {
             calls,
             queues: Mutex::new(Some(queues)),
             running: AtomicBool::new(false),
+            tick: Mutex::default(),
             runtime: Mutex::default(),
             callers: AtomicUsize::new(0),
             no_call: Notify::new(),

@@ -19,13 +19,15 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Records that a request of `sent` was granted, or found the name held.
+    /// Records that a request of `sent` was granted, or found the name held. Answers come in any order.
     pub(super) fn answered(&self, part: usize, sent: Instant) {
         if part == 0 {
             let sent = u64::try_from(sent.since_origin().as_nanos()).unwrap_or(u64::MAX);
-            self.first.store(sent.max(1), Ordering::Relaxed);
+            self.first.fetch_max(sent.max(1), Ordering::Relaxed);
         } else {
-            self.others.lock().insert(part, sent);
+            let mut others = self.others.lock();
+            let last = others.entry(part).or_insert(sent);
+            *last = sent.max(*last);
         }
     }
 
@@ -50,5 +52,21 @@ impl Served {
         let (at, failure) = failures.get(&part)?;
         let is_last = *at >= since && self.last(part).is_none_or(|last| last <= *at);
         is_last.then(|| failure.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_answer_to_an_older_request_takes_nothing_back() {
+        let at = |ms| Instant::ZERO + Duration::from_millis(ms);
+        let served = Served::default();
+        for part in [0, 7] {
+            served.answered(part, at(20));
+            served.answered(part, at(10));
+            assert_eq!(served.last(part), Some(at(20)));
+        }
     }
 }

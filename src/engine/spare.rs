@@ -5,8 +5,10 @@
 //! blocked. So one thread of the process watches all these engines, and fires tokens at `C`. It renews nothing: the store
 //! may live on that runtime.
 //!
-//! It looks at the schedule a little after the first entry is due, and at least every T/4: no hold that begins after a look
-//! has its `C` before the next one. So no call pays for it. Only when the watchdog is late, it looks at each hold.
+//! It looks at the schedule a little after the first entry is due, and at least every T/4, or more often with a long grace: no
+//! hold that begins after a look has its `C` before the next one, also not one that is handed off with T/2 left. So no call
+//! pays for it. Only when the watchdog is late, or does not end what it has begun, it looks at each hold.
+//! `max_hold` and `stall_after` can fire later, by the time between two looks.
 
 use super::core::Core;
 use super::hold::Hold;
@@ -63,8 +65,11 @@ async fn watch_over(core: &Arc<Core>) {
 /// Fires the tokens that are due, if the watchdog is late. Returns the time of the next look.
 fn look(core: &Arc<Core>) -> Instant {
     let now = core.now();
-    let latest = now + core.timing.ttl / 4;
-    let Some(first) = core.schedule.first() else { return latest };
+    let ttl = core.timing.ttl;
+    let latest = now + (ttl / 4).min((ttl / 2).saturating_sub(core.timing.grace));
+    // While it works, what was due is in no schedule: a waker that blocks can hold it up.
+    let began = *core.tick.lock();
+    let Some(first) = began.into_iter().chain(core.schedule.first()).min() else { return latest };
     if core.has_paused_clock() {
         return latest;
     }

@@ -42,6 +42,7 @@ pub(super) async fn run(core: &Arc<Core>) {
 /// Does the work that is due.
 fn tick(core: &Arc<Core>) {
     let now = core.now();
+    *core.tick.lock() = Some(now);
     let due = core.schedule.due(now);
     if let Some((at, _)) = due.holds.first() {
         let lag = now.saturating_duration_since(*at);
@@ -57,6 +58,7 @@ fn tick(core: &Arc<Core>) {
     plan.take(core, due.holds, State::tick);
     plan.top_up(core);
     plan.send_all(core);
+    *core.tick.lock() = None;
 }
 
 /// Verifies all holds after a reconnect: the server may have restarted without them.

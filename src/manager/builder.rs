@@ -279,7 +279,8 @@ impl Builder {
     ///
     /// With `true`, blocked workers of your runtime cannot lose leases. One thread only watches the clock and fires
     /// tokens. Another serves the connections, so that even a store that hangs delays no token. A third writes the log
-    /// of these two. That includes the lines of the Redis client, which logs through the crate `log`, if `log` is
+    /// of these two. A waker of yours that blocks when a token fires holds up other tokens; those of executors never do.
+    /// The log includes the lines of the Redis client, which logs through the crate `log`, if `log` is
     /// bridged to `tracing` before the manager is created; any other logger that blocks there delays renewals. Spans of
     /// `tracing` are off on these threads.
     ///
@@ -287,7 +288,8 @@ impl Builder {
     /// made outside of one, on that of the first call. When that runtime ends, the next caller on another runtime that
     /// locks, waits for a lock or runs work under a lease takes the work over, and leases live on. If no caller does so
     /// in time, or user code blocks that runtime for too long, a lease is lost. Its token fires before the store can grant
-    /// the name to another holder, as always: a thread of the process does that, unless tokio's time is paused. The
+    /// the name to another holder, as always: a thread of the process does that, unless tokio's time is paused;
+    /// [`max_hold`](Self::max_hold) and [`stall_after`](Self::stall_after) can end a lease up to a quarter of the TTL late. The
     /// connections of a runtime that has ended do not come back.
     ///
     /// Defaults to `true`; in memory to `false`, where time is tokio's, which a test can pause.

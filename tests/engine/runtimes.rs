@@ -5,7 +5,7 @@ use futures_core::Stream;
 use leasehold::View;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 use tokio::runtime::{Builder as Runtimes, Runtime};
 use tokio::time::timeout;
@@ -103,6 +103,52 @@ fn token_fires_before_the_next_enters_beside_a_blocked_runtime() {
         assert_eq!(lost(ended), Loss::Expired);
     });
     drop(unblock);
+    first.join().expect("no panic");
+}
+
+struct Blocks(Mutex<std::sync::mpsc::Receiver<()>>);
+
+impl Wake for Blocks {
+    fn wake(self: Arc<Self>) {
+        let _ = self.0.lock().unwrap().recv();
+    }
+}
+
+/// What the watchdog has taken out of the schedule is looked at all the same.
+#[test]
+fn waker_that_blocks_the_watchdog_holds_up_no_other_token() {
+    let (made, setup) = std::sync::mpsc::channel();
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let first = std::thread::spawn(move || {
+        let runtime = Runtimes::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            made.send(Setup::with(LeaseManager::builder().ttl(T))).expect("it is awaited");
+            let _ = ended.await;
+        });
+    });
+    let (setup, second) = (setup.recv().expect("a manager"), runtime());
+    second.block_on(async {
+        let mut leases = Vec::new();
+        for number in 0..20 {
+            leases.push(setup.leases.lock(format!("n{number}")).lock().await.unwrap());
+        }
+        // Renewed together, they are due together.
+        while setup.calls(Call::Renew) == 0 {
+            tokio::task::yield_now().await;
+        }
+        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+        let tokens: Vec<_> = leases.iter().map(Lease::cancellation_token).collect();
+        let mut waiting = Box::pin(tokens[0].clone().cancelled_owned());
+        let waker = Waker::from(Arc::new(Blocks(Mutex::new(blocked))));
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        for (number, token) in tokens.iter().enumerate().skip(1) {
+            let left = leases[number].remaining();
+            timeout(left + LONG, token.cancelled()).await.expect("its token fires");
+        }
+        drop(unblock);
+    });
+    drop(end);
     first.join().expect("no panic");
 }
 

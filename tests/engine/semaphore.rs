@@ -263,6 +263,11 @@ impl Crowd {
     /// Returns when permits were granted beyond the one that there is.
     async fn shrink_to_one(&self, leases: &LeaseManager) -> Vec<Duration> {
         pool(leases).resize(1).await.unwrap();
+        self.beyond_one(leases).await
+    }
+
+    /// As `shrink_to_one`, after the resize.
+    async fn beyond_one(&self, leases: &LeaseManager) -> Vec<Duration> {
         *self.shrunk.lock().unwrap() = Some(Instant::now());
         sleep(2 * T).await;
         assert!(pool(leases).usage().await.unwrap().held <= 1);
@@ -275,6 +280,16 @@ async fn resize_to_fewer_ends_the_hand_offs_of_its_manager() {
     let setup = Setup::new();
     let crowd = Crowd::of(&setup.leases, MOMENT * 10).await;
     assert_eq!(crowd.shrink_to_one(&setup.leases).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn resize_that_is_dropped_ends_hand_offs_too() {
+    let setup = Setup::new();
+    let crowd = Crowd::of(&setup.leases, MOMENT * 10).await;
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Resize).times(1));
+    let resize = tokio::time::timeout(MOMENT, pool(&setup.leases).resize(1)).await;
+    assert!(resize.is_err(), "it has no answer");
+    assert_eq!(crowd.beyond_one(&setup.leases).await, []);
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kit::fault::{LONG, connect, exists, lock, millis};
 use kit::trace::Trace;
 use kit::{Proxy, Server, eventually};
-use leasehold::{ErrorKind, LeaseManager, LeaseState};
+use leasehold::{ErrorKind, LeaseManager, LeaseState, Owner};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tracing::Level;
@@ -95,6 +95,51 @@ async fn replica_without_its_master_is_left_and_the_lease_kept() {
     let pair = Pair::start(&["--replica-serve-stale-data", "no"]).await;
     // No server is there.
     lease_survives(pair, 1).await;
+}
+
+/// A renewal only reads where it finds no lock, so a stale server refuses none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_manager_leaves_a_demoted_server_as_a_whole() {
+    let pair = Pair::start(&[]).await;
+    let leases = connect(&pair.proxy.url(), T).await;
+    lock(&leases, "before").await.unlock().await.expect("a release");
+    // No server is there, so the old one keeps its old data.
+    pair.switch(1);
+    let mut held = Vec::new();
+    for n in 0..8 {
+        let mut handle = leases.lock(format!("job {n}"));
+        let lease = loop {
+            match handle.try_lock().await {
+                Ok(lease) => break lease.expect("nobody has it"),
+                Err(error) => assert!(error.is_retryable(), "{error}"),
+            }
+            sleep(millis(20)).await;
+        };
+        assert!(exists(&pair.new, &format!("job {n}")));
+        held.push(lease);
+    }
+    sleep(T * 2).await;
+    for lease in held {
+        lease.check().expect("renewed at the next primary");
+        lease.unlock().await.expect("a release");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn words_of_users_are_no_refusal() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = connect(&proxy.url(), T).await;
+    let owner = Owner::new("READONLY-api");
+    let other = LeaseManager::builder().ttl(T).describe(owner.clone());
+    let other = other.connect(&server.url()).await.expect("a manager");
+    let _held = lock(&other, "job").await;
+    let before = proxy.connections();
+    for _ in 0..100 {
+        let holder = leases.inspect("job").await.expect("an answer").expect("held");
+        assert_eq!(holder.owner.expect("described").service, owner.service);
+    }
+    assert_eq!(proxy.connections(), before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -87,6 +87,9 @@ struct Hold {
     after: u64,
     /// Its fencing token; `None`: nobody was told yet.
     fence: Option<u64>,
+    /// Whether the store may have forgotten that token: a renewal can keep a reader whose time was over, and Redis has the
+    /// token in the key of that time. The next request then reserves one.
+    forgotten: bool,
 }
 
 impl State {
@@ -106,6 +109,7 @@ impl State {
                     // The store has lost the change to a writer.
                     Some(hold) if (hold.side, *side) == (Side::Read, Side::Write) => Some(absence),
                     Some(hold) => {
+                        hold.forgotten |= hold.side == Side::Read;
                         hold.set_by = call;
                         None
                     }
@@ -158,7 +162,10 @@ impl State {
         if held {
             return told.is_none_or(|told| told == Told::Held);
         }
-        self.holds.insert(who, Hold { side, set_by: call, after: self.last_fence, fence: None });
+        self.holds.insert(
+            who,
+            Hold { side, set_by: call, after: self.last_fence, fence: None, forgotten: false },
+        );
         self.is_granted(who, told)
     }
 
@@ -188,7 +195,10 @@ impl State {
         if matches!(hold.side, Side::Permits(_)) {
             return told == 0;
         }
-        if let Some(fence) = hold.fence {
+        let is_next = hold.forgotten && told > self.last_fence;
+        if let Some(fence) = hold.fence
+            && !is_next
+        {
             return told == fence;
         }
         // The first to be told of it. Readers that came later may have been told of theirs before.

@@ -12,7 +12,7 @@ use crate::store::preflight::Preflight;
 use crate::store::remote::{Remote, Replicas};
 use fred::clients::{Client, SubscriberClient};
 use fred::error::ErrorKind as Kind;
-use fred::interfaces::{ClientLike, EventInterface};
+use fred::interfaces::ClientLike;
 use fred::types::config::{
     Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, Server, ServerConfig, TcpConfig,
     UnresponsiveConfig,
@@ -24,7 +24,6 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 
 const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
@@ -75,7 +74,7 @@ pub(crate) struct Address {
     /// Its position in a quorum, from 1.
     pub(super) node: Option<usize>,
     /// Shared by all that connects to these servers.
-    outages: Outages,
+    pub(super) outages: Outages,
     /// What the server shows as the name of each connection.
     client_name: String,
     /// Of all connections of a store.
@@ -230,16 +229,12 @@ impl Address {
 
     pub(super) async fn client(&self) -> Result<Served<Client>> {
         let client = self.lasting().build().map_err(|error| classify(&error))?;
-        let served = self.init(client).await?;
-        self.watch(&served.client);
-        Ok(served)
+        self.init(client).await
     }
 
     /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred.
     pub(super) async fn fresh(&self) -> Result<Served<Client>, Failure> {
-        let served = self.connect(self.lasting().build()?).await?;
-        self.watch(&served.client);
-        Ok(served)
+        self.connect(self.lasting().build()?).await
     }
 
     /// Connects a client that ends with its connection: its owner makes the next.
@@ -308,33 +303,6 @@ impl Address {
         let set = CustomCommand::new_static("CLIENT", ClusterHash::FirstKey, false);
         let words = vec!["SETNAME", &*self.client_name];
         let _ = timeout(self.attempt, client.custom::<Value, _>(set, words)).await;
-    }
-
-    /// Reports the outages of a connection until its client ends, and names it again after a reconnect.
-    fn watch(&self, client: &Client) {
-        let (mut failures, mut connects) = (client.error_rx(), client.reconnect_rx());
-        let (address, again) = (self.clone(), client.clone());
-        tokio::spawn(async move {
-            let (outages, place) = (&address.outages, address.place());
-            loop {
-                tokio::select! {
-                    biased;
-                    failure = failures.recv() => match failure {
-                        // A failure to connect names no server.
-                        Ok((failure, None)) => outages.failed(&place, &classify(&failure)),
-                        Ok((_, Some(_))) | Err(RecvError::Lagged(_)) => {}
-                        Err(RecvError::Closed) => return,
-                    },
-                    connected = connects.recv() => match connected {
-                        Ok(_) | Err(RecvError::Lagged(_)) => {
-                            outages.answered(&place);
-                            address.name(&again).await;
-                        }
-                        Err(RecvError::Closed) => return,
-                    },
-                }
-            }
-        });
     }
 }
 

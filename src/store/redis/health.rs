@@ -9,6 +9,7 @@ use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::{ClientState, ClusterHash, CustomCommand, Value};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
@@ -29,12 +30,26 @@ pub(super) struct Health {
     connects: watch::Sender<u64>,
     /// Is notified when the server is silent.
     pub(super) silent: Notify,
-    /// The word by which the server refused last, because of its role.
-    refusal: Mutex<Option<&'static str>>,
-    /// Is notified when it does.
+    /// What is known of the role of the server, and not noted yet.
+    role: Mutex<Role>,
+    /// When the client took the place of one that was refused.
+    moved: Mutex<Option<Instant>>,
+    /// Is notified when the server refuses by its role, or another connection has moved.
     pub(super) refused: Notify,
     pub(super) closed: CancellationToken,
     pub(super) silence: Silence,
+}
+
+/// What is known of the role of a server.
+#[derive(Clone, Copy, Default)]
+pub(super) enum Role {
+    /// Another connection to the address is refused.
+    #[default]
+    RefusedElsewhere,
+    /// It refuses here, by this word.
+    Refused(&'static str),
+    /// Another connection to the address has moved to the next server.
+    Moved,
 }
 
 /// Keeps the silence of a server and a stall of this process apart.
@@ -81,7 +96,8 @@ impl Health {
             failure: Mutex::default(),
             connects: watch::Sender::default(),
             silent: Notify::new(),
-            refusal: Mutex::default(),
+            role: Mutex::default(),
+            moved: Mutex::default(),
             refused: Notify::new(),
             closed: CancellationToken::new(),
             silence: Silence::default(),
@@ -118,13 +134,25 @@ impl Health {
 
     /// Has the client replaced, because the server refuses by its role.
     pub(super) fn is_refused(&self, word: &'static str) {
-        *self.refusal.lock() = Some(word);
+        {
+            let mut role = self.role.lock();
+            if !matches!(*role, Role::Moved) {
+                *role = Role::Refused(word);
+            }
+        }
         self.refused.notify_one();
     }
 
-    /// Returns the word by which the server refused last.
-    pub(super) fn refusal(&self) -> &'static str {
-        self.refusal.lock().unwrap_or_default()
+    /// Has no call use the client any more, because another connection to the address has moved to the next server.
+    fn has_moved_elsewhere(&self) {
+        *self.role.lock() = Role::Moved;
+        self.begin_reconnecting();
+        self.refused.notify_one();
+    }
+
+    /// Returns what is known of the role of the server, once.
+    pub(super) fn take_role(&self) -> Role {
+        std::mem::take(&mut self.role.lock())
     }
 
     /// Keeps calls from the client until [`end_reconnecting`](Self::end_reconnecting).
@@ -140,6 +168,8 @@ impl Health {
     /// Puts a fresh client in the place of the old one.
     pub(super) fn replace(&self, client: Client) {
         *self.client.lock() = client;
+        *self.moved.lock() = Some(Instant::now());
+        self.take_role();
         self.end_reconnecting();
     }
 
@@ -168,10 +198,12 @@ pub(super) fn role(text: &str) -> Option<&'static str> {
     ROLES.into_iter().find(|role| text.starts_with(role))
 }
 
+/// The words of a server that is a replica. A text of users, which some answers contain, does not begin with all of them.
+pub(super) const REPLICA: &str = "READONLY You can't write against a read only replica";
+
 /// Returns the same of the answers of a script: it runs, and its writes are refused.
 pub(super) fn role_in(reply: &[Element]) -> Option<&'static str> {
-    let read_only =
-        |one: &Element| matches!(one, Element::Text(text) if text.starts_with(ROLES[0]));
+    let read_only = |one: &Element| matches!(one, Element::Text(text) if text.starts_with(REPLICA));
     reply.iter().any(read_only).then_some(ROLES[0])
 }
 
@@ -192,18 +224,60 @@ pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// Logs that servers refuse by their role, once in a while.
+/// The connections of a store, of which one tells the others that the server at their address refuses by its role.
 #[derive(Default)]
-pub(super) struct Refusals(Mutex<Option<Instant>>);
+pub(super) struct Refusals {
+    /// When it was logged last.
+    noted: Mutex<Option<Instant>>,
+    connections: Mutex<Vec<Member>>,
+}
+
+/// A connection, and the address to which it leads.
+struct Member {
+    place: String,
+    health: Weak<Health>,
+}
+
+/// A connection that has moved so short a time ago leads to the next server already.
+const JUST: Duration = Duration::from_millis(100);
 
 /// After so long without a refusal, the next one is worth a line again.
 const QUIET: Duration = Duration::from_secs(60);
 
 impl Refusals {
+    /// Adds a connection.
+    pub(super) fn join(&self, place: String, health: &Arc<Health>) {
+        let mut connections = self.connections.lock();
+        connections.retain(|member| member.health.strong_count() > 0);
+        connections.push(Member { place, health: Arc::downgrade(health) });
+    }
+
+    /// Has the other connections to the address look for the next server, too: they may only read, and never be refused.
+    pub(super) fn share(&self, place: &str, health: &Arc<Health>) {
+        self.others(place, health).iter().for_each(|other| other.refused.notify_one());
+    }
+
+    /// Has the other connections to the address move, after one that was refused did. One that has just done so need not.
+    pub(super) fn moved(&self, place: &str, health: &Arc<Health>) {
+        for other in self.others(place, health) {
+            let just = other.moved.lock().is_some_and(|at| at.elapsed() < JUST);
+            if !just {
+                other.has_moved_elsewhere();
+            }
+        }
+    }
+
+    fn others(&self, place: &str, health: &Arc<Health>) -> Vec<Arc<Health>> {
+        let connections = self.connections.lock();
+        let there = connections.iter().filter(|member| member.place == place);
+        let others = there.filter_map(|member| member.health.upgrade());
+        others.filter(|other| !Arc::ptr_eq(other, health)).collect()
+    }
+
     /// Notes a refusal by the server of that name.
     pub(super) fn note(&self, server: String, word: &'static str) {
         let now = Instant::now();
-        let last = self.0.lock().replace(now);
+        let last = self.noted.lock().replace(now);
         if last.is_none_or(|last| now.saturating_duration_since(last) > QUIET) {
             trace::later(Level::WARN, || {
                 move || {

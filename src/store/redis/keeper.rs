@@ -7,15 +7,20 @@
 //!
 //! A fresh client takes the place of one that was refused only if its server accepts writes, as far as that can be known.
 //! Calls that were given to the old client have their answers there.
+//!
+//! All connections of a store to one address move together. A server that was demoted may answer reads with old data, such as
+//! a renewal that finds no lock. So the others are not used from the moment at which one has moved, until they have, too.
 
 use super::address::{Address, Served};
-use super::health::{Health, field, info, until_in_use};
+use super::errors::classify;
+use super::health::{Health, REPLICA, Role, field, info, until_in_use};
 use super::scripts::Failure;
 use crate::panics::caught;
 use crate::store::Signal;
 use crate::store::pauses::Pauses;
 use crate::trace;
 use fred::clients::Client;
+use fred::error::ErrorKind as Kind;
 use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::config::Server;
 use std::future::pending;
@@ -30,6 +35,8 @@ use tracing::Level;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reason {
     Refused,
+    /// Another connection to the address has moved to the next server.
+    Moved,
     Ended,
 }
 
@@ -58,6 +65,8 @@ pub(super) struct Keeper {
     refused: Option<Instant>,
     /// The attempts under way.
     fresh: JoinSet<Fresh>,
+    /// Names the connections that fred has made again.
+    naming: JoinSet<()>,
 }
 
 impl Keeper {
@@ -79,14 +88,16 @@ impl Keeper {
             last: None,
             refused: None,
             fresh: JoinSet::new(),
+            naming: JoinSet::new(),
         };
+        address.refusals.join(address.place(), health);
         tokio::spawn(keeper.run());
     }
 
     async fn run(mut self) {
         while caught("connection", self.follow()).await.is_none() {
             // What was under way is gone.
-            if self.reason != Some(Reason::Ended) {
+            if matches!(self.reason, None | Some(Reason::Refused)) {
                 self.health.end_reconnecting();
             }
         }
@@ -123,19 +134,22 @@ impl Keeper {
                 failure = next(&mut failures), if has_task => {
                     // A failure to connect names no server.
                     if let Some((failure, None)) = failure {
+                        self.address.outages.failed(&self.address.place(), &classify(&failure));
                         *health.failure.lock() = Some(failure);
                     }
                 }
                 _ = next(&mut connected), if has_task => settling = true,
                 () = until_in_use(&self.served.client), if settling => {
                     settling = false;
+                    self.address.outages.answered(&self.address.place());
+                    self.name();
                     self.in_use();
                 }
                 () = health.silent.notified(), if has_task => {
                     let (client, limit) = (self.served.client.clone(), self.address.attempt * 2);
                     forced.spawn(async move { drop(timeout(limit, client.force_reconnection()).await) });
                 }
-                Some(_) = forced.join_next() => if has_task {
+                Some(_) = forced.join_next() => if has_task && self.reason != Some(Reason::Moved) {
                     health.end_reconnecting();
                 },
                 () = health.refused.notified() => self.refused(),
@@ -187,11 +201,27 @@ impl Keeper {
         (self.attempt_at, self.last) = (Some(at), Some(at));
     }
 
-    /// Notes that the server refuses by its role.
+    /// Names the connection that fred has made.
+    fn name(&mut self) {
+        while self.naming.try_join_next().is_some() {}
+        let (address, client) = (self.address.clone(), self.served.client.clone());
+        self.naming.spawn(async move { address.name(&client).await });
+    }
+
+    /// Notes that the server refuses by its role, here or at another connection to the address, or that the other one has
+    /// moved.
     fn refused(&mut self) {
         let now = Instant::now();
         self.refused = Some(now);
-        self.address.refusals.note(self.address.server_name(), self.health.refusal());
+        match self.health.take_role() {
+            Role::Refused(word) => {
+                self.address.refusals.note(self.address.server_name(), word);
+                self.address.refusals.share(&self.address.place(), &self.health);
+            }
+            Role::RefusedElsewhere => {}
+            Role::Moved if self.reason != Some(Reason::Ended) => self.reason = Some(Reason::Moved),
+            Role::Moved => {}
+        }
         if self.reason.is_none() {
             self.reason = Some(Reason::Refused);
         }
@@ -202,7 +232,11 @@ impl Keeper {
 
     /// Plans the next attempt after one that led to nothing.
     fn try_again(&mut self, failure: Option<Failure>) {
-        if self.reason == Some(Reason::Ended) {
+        if matches!(self.reason, Some(Reason::Ended | Reason::Moved)) {
+            // Whatever the calls of this connection wait for.
+            let failure = failure.or_else(|| {
+                (self.reason == Some(Reason::Moved)).then(|| Failure::new(Kind::Unknown, REPLICA))
+            });
             if failure.is_some() {
                 *self.health.failure.lock() = failure;
             }
@@ -222,6 +256,9 @@ impl Keeper {
     /// Puts a fresh client in the place of the old one.
     fn replace(&mut self, served: Served<Client>) {
         self.health.replace(served.client.clone());
+        if self.reason == Some(Reason::Refused) {
+            self.address.refusals.moved(&self.address.place(), &self.health);
+        }
         let old = std::mem::replace(&mut self.served, served);
         if self.reason != Some(Reason::Ended) {
             let attempt = self.address.attempt;
@@ -247,7 +284,7 @@ async fn make(address: Address, reason: Option<Reason>) -> Fresh {
         Ok(served) => served,
         Err(failure) => return Fresh::Failed(failure),
     };
-    if reason == Some(Reason::Refused)
+    if matches!(reason, Some(Reason::Refused | Reason::Moved))
         && let Ok(info) = info(&served.client).await
         && (field(&info, "role") == Some("slave") || field(&info, "loading") == Some("1"))
     {

@@ -25,6 +25,7 @@ impl Pauses {
     }
 
     /// Begins with the first pause again.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for the connections to Redis"))]
     pub(crate) fn reset(&mut self) {
         self.next = self.first;
     }

@@ -224,7 +224,7 @@ pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// The connections of a store, of which one tells the others that the server at their address refuses by its role.
+/// The connections of a store, of which one reports to the others that the server at their address refuses by its role.
 #[derive(Default)]
 pub(super) struct Refusals {
     /// When it was logged last.

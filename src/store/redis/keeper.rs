@@ -138,11 +138,14 @@ impl Keeper {
                         *health.failure.lock() = Some(failure);
                     }
                 }
-                _ = next(&mut connected), if has_task => settling = true,
+                _ = next(&mut connected), if has_task => {
+                    settling = true;
+                    self.address.outages.answered(&self.address.place());
+
+                    self.name();
+                }
                 () = until_in_use(&self.served.client), if settling => {
                     settling = false;
-                    self.address.outages.answered(&self.address.place());
-                    self.name();
                     self.in_use();
                 }
                 () = health.silent.notified(), if has_task => {
@@ -205,7 +208,11 @@ impl Keeper {
     fn name(&mut self) {
         while self.naming.try_join_next().is_some() {}
         let (address, client) = (self.address.clone(), self.served.client.clone());
-        self.naming.spawn(async move { address.name(&client).await });
+        self.naming.spawn(async move {
+            // A command that is given to fred at the moment at which it has made a connection delays those after it.
+            sleep(address.attempt).await;
+            address.name(&client).await;
+        });
     }
 
     /// Notes that the server refuses by its role, here or at another connection to the address, or that the other one has

@@ -19,7 +19,7 @@ pub fn of_fair_locks() -> Vec<&'static str> {
 
 /// What elections and metadata need beside these.
 pub fn of_elections() -> Vec<&'static str> {
-    words("Elections and descriptions need also `", "`")
+    words("Elections, labels and `describe_now` need also `", "`")
 }
 
 /// What a cluster needs beside these.

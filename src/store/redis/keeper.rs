@@ -140,6 +140,8 @@ impl Keeper {
                 }
                 _ = next(&mut connected), if has_task => {
                     settling = true;
+                    *health.failure.lock() = None;
+                    self.reconnects.set();
                     self.address.outages.answered(&self.address.place());
 
                     self.name();
@@ -163,6 +165,7 @@ impl Keeper {
                 Some(made) = self.fresh.join_next() => match made {
                     Ok(Fresh::Made(served)) => {
                         self.replace(*served);
+                        self.reconnects.set();
                         (connected, failures) = self.events();
                         (settling, forced) = (false, JoinSet::new());
                         self.in_use();
@@ -209,7 +212,7 @@ impl Keeper {
         while self.naming.try_join_next().is_some() {}
         let (address, client) = (self.address.clone(), self.served.client.clone());
         self.naming.spawn(async move {
-            // A command that is given to fred at the moment at which it has made a connection delays those after it.
+            // After the calls that wait for the connection.
             sleep(address.attempt).await;
             address.name(&client).await;
         });
@@ -281,7 +284,6 @@ impl Keeper {
     /// Reports that another connection is in use.
     fn in_use(&self) {
         self.health.is_in_use();
-        self.reconnects.set();
     }
 }
 

@@ -143,12 +143,11 @@ impl Keeper {
                     *health.failure.lock() = None;
                     self.reconnects.set();
                     self.address.outages.answered(&self.address.place());
-
                     self.name();
                 }
                 () = until_in_use(&self.served.client), if settling => {
                     settling = false;
-                    self.in_use();
+                    health.is_in_use();
                 }
                 () = health.silent.notified(), if has_task => {
                     let (client, limit) = (self.served.client.clone(), self.address.attempt * 2);
@@ -168,7 +167,7 @@ impl Keeper {
                         self.reconnects.set();
                         (connected, failures) = self.events();
                         (settling, forced) = (false, JoinSet::new());
-                        self.in_use();
+                        health.is_in_use();
                     }
                     Ok(Fresh::Refuses) | Err(_) => self.try_again(None),
                     Ok(Fresh::Failed(failure)) => self.try_again(Some(failure)),
@@ -257,9 +256,10 @@ impl Keeper {
         let recently = self
             .refused
             .is_some_and(|refused| refused.elapsed() < self.address.longest_pause() * 4);
-        match recently {
-            true => self.plan(),
-            false => self.reason = None,
+        if recently {
+            self.plan();
+        } else {
+            self.reason = None;
         }
     }
 
@@ -279,11 +279,6 @@ impl Keeper {
             });
         }
         (self.reason, self.attempt_at) = (None, None);
-    }
-
-    /// Reports that another connection is in use.
-    fn in_use(&self) {
-        self.health.is_in_use();
     }
 }
 

@@ -106,6 +106,26 @@ async fn whichever_reply_of_all_is_lost_one_tries_again_and_goes_on() {
     eventually(LONG, || connection.command(&["KEYS", "leasehold-probe:*"]).list().is_empty()).await;
 }
 
+/// The client would take the next answer on such a connection for the lost one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connection_whose_name_is_not_answered_is_given_no_calls() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = connect(ttl(Duration::from_secs(10)), &proxy.url()).await;
+    // The name of the connection that the first lock on this runtime asks for.
+    proxy.answer(1, "SETNAME", b"");
+    let lease = lock(&leases, "job").await;
+    eventually(LONG, || proxy.answered() == 1).await;
+    let named = || {
+        let list = server.command(&["CLIENT", "LIST"]).text();
+        let mut others = list.lines().filter(|line| !line.contains("cmd=client"));
+        others.all(|line| !line.contains(" name= "))
+    };
+    // Another connection has replaced it.
+    eventually(LONG, named).await;
+    lease.unlock().await.expect("a release");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_reply_to_a_call_of_many_costs_none_of_them_anything() {
     const MANY: usize = 40;

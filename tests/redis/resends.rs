@@ -10,6 +10,9 @@ use tokio::task::JoinSet;
 
 const LONG: Duration = Duration::from_secs(10);
 const T: Duration = Duration::from_secs(2);
+/// The time to live of those that hold and wait while copies arrive. Nothing of theirs may end by itself while the copies are
+/// looked at one by one, on a slow machine too.
+const LASTING: Duration = Duration::from_secs(120);
 /// In ms. How far times may be from each other that are meant to be the same.
 const NEAR: i64 = 500;
 /// How many permits the semaphores have.
@@ -384,12 +387,12 @@ async fn late_copies_of_every_mode_touch_no_later_holder() {
         let server = Server::start();
         let [first, second, third] = [(); 3].map(|()| Proxy::start(server.port()));
         live(&connect(&first, T).await).await;
-        let leases = connect(&second, T * 3).await;
+        let leases = connect(&second, LASTING).await;
         let held = Held::by(&leases, reads).await;
         let acquires = captured(&server, &second).calls.len();
         let mut waits = 0;
         if !reads {
-            let waiter = connect(&third, T).await;
+            let waiter = connect(&third, LASTING).await;
             wait_in_vain(&waiter).await;
             // It gives its places up.
             let places =

@@ -260,20 +260,16 @@ impl Address {
 
     /// Connects a client and names its connection. Reports whether the server has answered.
     async fn connect<C: ClientLike>(&self, client: C) -> Result<Served<C>, Failure> {
-        match self.try_to_connect(client).await {
-            Ok(served) => {
-                self.outages.answered(&self.place());
-                self.name(&served.client).await;
-                Ok(served)
-            }
-            Err(failure) => {
-                self.outages.failed(&self.place(), &self.explain(&failure));
-                Err(failure)
-            }
+        let connected = self.try_to_connect(client).await;
+        match &connected {
+            Ok(_) => self.outages.answered(&self.place()),
+            Err(failure) => self.outages.failed(&self.place(), &self.explain(failure)),
         }
+        connected
     }
 
-    /// As the `init` of a client, but notices the end of its task, and leaves nothing behind that tries on.
+    /// As the `init` of a client, but names the connection, notices the end of its task, and leaves nothing behind that tries
+    /// on.
     async fn try_to_connect<C: ClientLike>(&self, client: C) -> Result<Served<C>, Failure> {
         let waiting = client.clone();
         let mut connected = pin!(async move { waiting.wait_for_connect().await });
@@ -289,7 +285,11 @@ impl Address {
                 _ => return Err(Failure::new(Kind::Canceled, "the task of the client has ended")),
             },
         };
-        match result {
+        let named = match result {
+            Ok(()) => self.name(&client).await,
+            Err(failure) => Err(failure),
+        };
+        match named {
             Ok(()) => Ok(Served { client, task }),
             Err(failure) => {
                 Served { client, task }.close(self.attempt).await;
@@ -298,11 +298,20 @@ impl Address {
         }
     }
 
-    /// Names a connection, for `CLIENT LIST`. A server that refuses that is as good without. fred would not connect to it.
-    pub(super) async fn name(&self, client: &impl ClientLike) {
+    /// Names a connection, for `CLIENT LIST`. A server that refuses that is as good without; fred would not connect to it.
+    ///
+    /// # Errors
+    ///
+    /// Only if there is no answer. The connection is of no use then: fred takes the next answer there for that of this
+    /// command.
+    pub(super) async fn name(&self, client: &impl ClientLike) -> Result<(), Failure> {
         let set = CustomCommand::new_static("CLIENT", ClusterHash::FirstKey, false);
         let words = vec!["SETNAME", &*self.client_name];
-        let _ = timeout(self.attempt, client.custom::<Value, _>(set, words)).await;
+        match timeout(self.attempt, client.custom::<Value, _>(set, words)).await {
+            Ok(Err(failure)) if *failure.kind() == Kind::Timeout => Err(failure),
+            Ok(_) => Ok(()),
+            Err(_) => Err(Failure::new(Kind::Timeout, "")),
+        }
     }
 }
 

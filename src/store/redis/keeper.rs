@@ -65,7 +65,7 @@ pub(super) struct Keeper {
     refused: Option<Instant>,
     /// The attempts under way.
     fresh: JoinSet<Fresh>,
-    /// Names the connections that fred has made again.
+    /// Names the connection that fred has made last.
     naming: JoinSet<()>,
 }
 
@@ -208,12 +208,18 @@ impl Keeper {
 
     /// Names the connection that fred has made.
     fn name(&mut self) {
-        while self.naming.try_join_next().is_some() {}
-        let (address, client) = (self.address.clone(), self.served.client.clone());
+        let (address, health) = (self.address.clone(), Arc::clone(&self.health));
+        // One connection after another needs only the last one's name.
+        self.naming = JoinSet::new();
         self.naming.spawn(async move {
             // After the calls that wait for the connection.
             sleep(address.attempt).await;
-            address.name(&client).await;
+            let Some(client) = health.up() else { return };
+            let sent = Instant::now();
+            let named = address.name(&client).await;
+            if named.is_err() && health.silence.is_shown_by(sent, address.attempt) {
+                health.is_silent();
+            }
         });
     }
 

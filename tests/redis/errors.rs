@@ -496,7 +496,7 @@ async fn user_of_a_prefix_cannot_lock_beyond_it() {
     // A prefix that the user may not touch shows in the log.
     let warns =
         |event: &Traced| event.level == Level::WARN && event.message().contains("leasehold-probe:");
-    eventually(LONG, || trace.events().iter().any(warns)).await;
+    eventually(LONG, || !trace.matching(warns).is_empty()).await;
     let error = leases.lock("job").lock().await.expect_err("out of reach");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     let lease = lock(&leases, "app:job").await;

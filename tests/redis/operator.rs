@@ -22,10 +22,9 @@ fn builder() -> Builder {
 /// The lines about outages of a server.
 fn lines(trace: &Trace, server: &Server) -> Vec<Traced> {
     let place = format!("127.0.0.1:{}", server.port());
-    let about = |event: &Traced| {
+    trace.matching(|event| {
         event.target == "leasehold::store::outage" && event.field("server") == place
-    };
-    trace.events().into_iter().filter(about).collect()
+    })
 }
 
 fn count(trace: &Trace, server: &Server, message: &str) -> usize {
@@ -39,7 +38,7 @@ async fn outage_is_two_lines_without_a_lease_and_with_many_calls() {
     server.kill();
     eventually(LONG, || count(&trace, &server, SILENT) == 1).await;
     let mut calls = JoinSet::new();
-    for number in 0..10_000 {
+    for number in 0..2_000 {
         let leases = leases.clone();
         calls.spawn(async move { leases.lock(number.to_string()).try_lock().await.is_err() });
     }
@@ -253,13 +252,8 @@ async fn manager_without_permission_for_its_key_says_so_once() {
     let described = builder().prefix("app:").describe(Owner::new(service));
     let leases = described.connect(&lease_url(&server)).await.expect("a manager");
     let lease = leases.lock("job").lock().await.expect("a lease");
-    let refused = || {
-        let events = trace.events();
-        events
-            .iter()
-            .filter(|event| event.message().starts_with("this manager is not described"))
-            .count()
-    };
+    let is_refusal = |event: &Traced| event.message().starts_with("this manager is not described");
+    let refused = || trace.matching(is_refusal).len();
     eventually(LONG, || refused() == 1).await;
     kit::look::renewal(&server, "app:job", LONG).await;
     assert_eq!(refused(), 1);

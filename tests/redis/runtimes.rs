@@ -175,7 +175,7 @@ fn runtime_without_a_connection_of_its_own_locks_all_the_same() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let runtime = runtime();
-    let leases = LeaseManager::builder().ttl(Duration::from_secs(3));
+    let leases = LeaseManager::builder().ttl(Duration::from_secs(9));
     let leases = runtime.block_on(leases.connect(&proxy.url())).expect("up");
     let mut connection = server.connection();
     let (made, home) = (proxy.connections(), others(&mut connection));

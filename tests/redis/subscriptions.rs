@@ -59,14 +59,14 @@ async fn woken_after(server: &Server, holder: &LeaseManager, waits: &LeaseManage
 }
 
 /// Returns how often a warning about the server at this port was logged: other tests log too.
-fn warnings(events: &[Traced], port: u16, text: &str) -> usize {
+fn warnings(trace: &Trace, port: u16, text: &str) -> usize {
     let server = format!("127.0.0.1:{port}");
-    let is = |event: &&Traced| {
+    let is = |event: &Traced| {
         event.level == Level::WARN
             && event.field("server") == server
             && event.message().contains(text)
     };
-    events.iter().filter(is).count()
+    trace.matching(is).len()
 }
 
 /// As behind a balancer that drains: the connections of requests are closed, that of wake-ups is not.
@@ -119,7 +119,7 @@ async fn subscription_that_dies_at_once_is_made_less_and_less_often() {
     let leases = patient(T).connect(&proxy.url()).await.expect("a manager");
     let there = connect(&server.url()).await;
     eventually(LONG, || inboxes(&server) == 2).await;
-    let told = |text: &str| warnings(&trace.events(), proxy.port(), text);
+    let told = |text: &str| warnings(&trace, proxy.port(), text);
     let before = proxy.connections();
     for n in 1..=DEATHS {
         proxy.drop_request(n, "SUBSCRIBE");
@@ -164,7 +164,7 @@ async fn subscription_follows_a_permission_that_goes_and_comes_back() {
     };
     let took = steal("before").await;
     assert!(took < SOON, "{took:?}");
-    let refused = || warnings(&trace.events(), server.port(), "no wake-ups; polling instead");
+    let refused = || warnings(&trace, server.port(), "no wake-ups; polling instead");
     assert_eq!(refused(), 0);
     // The server closes connections with channels that are no longer allowed.
     server.command(&["ACL", "SETUSER", "lease", "resetchannels"]);
@@ -214,7 +214,7 @@ async fn subscription_that_the_server_does_not_know_is_logged_once() {
     let builder = LeaseManager::builder().ttl(T).max_poll_interval(Duration::from_millis(200));
     let leases = builder.connect(&server.url()).await.expect("a manager");
     let there = connect(&server.url()).await;
-    let refused = || warnings(&trace.events(), server.port(), "no wake-ups; polling instead");
+    let refused = || warnings(&trace, server.port(), "no wake-ups; polling instead");
     // One of each manager.
     eventually(LONG, || refused() == 2).await;
     let held = lock(&there, "held").await;

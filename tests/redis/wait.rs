@@ -334,10 +334,10 @@ async fn waiter_without_a_right_to_the_channel_polls() {
         .await
         .expect("messages are a hint only");
     // Its try-out could not be heard.
-    let warns = |event: &&Traced| {
+    let warns = |event: &Traced| {
         event.level == Level::WARN && event.message().contains("refused to wake waiters")
     };
-    let warnings = || trace.events().iter().filter(warns).count();
+    let warnings = || trace.matching(warns).len();
     let told = warnings();
     assert!(told > 0);
     for round in 1..=2 {

@@ -139,7 +139,7 @@ async fn default_time_to_live_is_thirty_seconds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watchdog_keeps_the_ttl_up_and_nothing_is_ever_without_one() {
-    const T: i64 = 3_000;
+    const T: i64 = 4_500;
     let server = Server::start();
     let leases = connect_with(&server, LeaseManager::builder().ttl(millis(T as u64))).await;
     let lease = leases.lock("held").lock().await.expect("a lease");
@@ -159,6 +159,8 @@ async fn watchdog_keeps_the_ttl_up_and_nothing_is_ever_without_one() {
                 assert!(held <= T, "{held}");
                 assert_eq!(connection.command(&["HLEN", "held"]).int(), 1);
                 endless += u32::from(connection.command(&["PTTL", "busy"]).int() == -1);
+                // Two processors are enough for the tests beside this one, too.
+                thread::sleep(millis(1));
             }
             (lowest, renewals, endless)
         }
@@ -588,13 +590,13 @@ async fn password_alone_is_that_of_the_default_user() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_that_the_server_forgets_are_sent_again_unseen() {
     let server = Server::start();
-    let ttl = millis(900);
+    let ttl = millis(6_000);
     let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
     let lease = leases.lock("held").lock().await.expect("a lease");
     let mut connection = server.connection();
     connection.command(&["CONFIG", "RESETSTAT"]);
     let start = Instant::now();
-    while start.elapsed() < ttl * 2 {
+    while start.elapsed() < ttl + ttl / 6 {
         connection.command(&["SCRIPT", "FLUSH"]);
         let mut lock = leases.lock("busy");
         let outer = lock.lock().await.expect("a lease");

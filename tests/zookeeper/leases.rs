@@ -465,7 +465,7 @@ async fn time_to_live_of_less_than_three_ticks_is_warned_of() {
             event.level == Level::WARN
                 && event.message().contains(&format!("a time to live of {ttl:?} is near"))
         };
-        trace.events().iter().any(warns)
+        !trace.matching(warns).is_empty()
     };
     let sessions = || server.number(0, "zk_global_sessions");
     for (millis, short) in [(1_000, true), (1_400, true), (1_600, false), (20_000, false)] {

@@ -614,10 +614,7 @@ async fn connection_is_made_soon_after_an_outage() {
     let store = zookeeper_store(&relay.url(), Duration::from_millis(750)).await;
     let store = store.expect("the server runs");
     let look = Look::at(&server.hosts()).await;
-    let logged = |message: &str| {
-        let events = trace.events();
-        events.iter().filter(|event| event.message() == message).count()
-    };
+    let logged = |message: &str| trace.matching(|event| event.message() == message).len();
     relay.set(Flow::Refuse);
     kit::eventually(LONG, || logged("the server does not answer") == 1).await;
     look.until_children(SESSIONS, 0).await;

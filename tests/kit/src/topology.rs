@@ -400,16 +400,23 @@ impl Cluster {
     }
 
     pub fn index_of(&self, key: &str) -> usize {
-        let slot = i64::from(self.slot(key));
-        let ranges = self.nodes[0].command(&["CLUSTER", "SLOTS"]).list();
+        self.index_by(&self.nodes[0], self.slot(key)).expect("a slot that is served by one of ours")
+    }
+
+    /// The node that has a slot, by the word of this one.
+    fn index_by(&self, node: &Server, slot: u16) -> Option<usize> {
+        let ranges = node.command(&["CLUSTER", "SLOTS"]).list();
         let port = ranges.into_iter().find_map(|range| {
             let parts = range.list();
-            let inside = (parts[0].int()..=parts[1].int()).contains(&slot);
+            let inside = (parts[0].int()..=parts[1].int()).contains(&i64::from(slot));
             inside.then(|| parts[2].clone().list()[1].int())
-        });
-        let port = port.expect("a slot that is served");
-        let index = self.nodes.iter().position(|node| i64::from(node.port()) == port);
-        index.expect("one of ours")
+        })?;
+        self.nodes.iter().position(|node| i64::from(node.port()) == port)
+    }
+
+    /// Whether the first three nodes say that a slot is this one's.
+    pub fn is_agreed(&self, slot: u16, index: usize) -> bool {
+        self.nodes[..3].iter().all(|node| self.index_by(node, slot) == Some(index))
     }
 
     /// A command about a key, to the node that has it.
@@ -467,8 +474,10 @@ impl Cluster {
             keys.into_iter().for_each(|key| self.move_key(&key.text(), from, to));
         }
         let target = self.id(to);
-        // The new owner first: it gets the newer epoch.
-        for node in [to, from] {
+        // The new owner first: it gets the newer epoch. Then all others, as an administrator does: when slots move between
+        // several nodes at once, one that is not told may never believe it.
+        let others = (0..3).filter(|node| ![to, from].contains(node));
+        for node in [to, from].into_iter().chain(others) {
             let words = ["CLUSTER", "SETSLOT", &slot, "NODE", &target];
             assert_eq!(self.nodes[node].command(&words), Reply::Text("OK".to_owned()));
         }

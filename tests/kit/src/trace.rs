@@ -119,6 +119,13 @@ impl Trace {
         events.iter().map(|event| event.message().to_owned()).collect()
     }
 
+    /// The events that `is_wanted` accepts. To ask again and again, this is much cheaper than all [`events`](Self::events),
+    /// which all other tests of the process add to.
+    pub fn matching(&self, is_wanted: impl Fn(&Traced) -> bool) -> Vec<Traced> {
+        until_written();
+        self.lock().events.iter().filter(|event| is_wanted(event)).cloned().collect()
+    }
+
     pub fn events(&self) -> Vec<Traced> {
         until_written();
         self.lock().events.clone()

@@ -166,6 +166,44 @@ async fn replica_that_stays_one_is_connected_to_after_pauses() {
     drop(lock(&leases, "job").await);
 }
 
+/// A replica loads what its new primary sends, and refuses everything else meanwhile, on its connections of before too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_loads_its_data_for_long_is_left() {
+    let (old, new) = (
+        // It looks at its connections between any two keys, each of which takes two milliseconds.
+        Server::start_with(&[
+            "--key-load-delay",
+            "2000",
+            "--loading-process-events-interval-bytes",
+            "1024",
+        ]),
+        Server::start_with(&["--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0"]),
+    );
+    let proxy = Proxy::start(old.port());
+    let leases = connect(&proxy.url(), T).await;
+    assert_eq!(granted(&leases).await, 10);
+    assert_eq!(new.command(&["DEBUG", "POPULATE", "10000"]).text(), "OK");
+    let before = proxy.connections();
+    proxy.lead_new_to(new.port());
+    old.command(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
+    let loads = || old.command(&["INFO", "persistence"]).text().contains("\r\nloading:1\r\n");
+    eventually(LONG, loads).await;
+    let mut works = false;
+    for _ in 0..200 {
+        works = granted(&leases).await == 10;
+        if works {
+            break;
+        }
+        sleep(millis(20)).await;
+    }
+    assert!(works && loads(), "calls go to the server that loads");
+    let lease = lock(&leases, "job").await;
+    assert!(exists(&new, "job"));
+    lease.unlock().await.expect("a release");
+    let made = proxy.connections() - before;
+    assert!((2..=20).contains(&made), "{made} connections");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_that_the_server_closes_cost_nothing() {
     // A renewal is due after five seconds.

@@ -70,7 +70,8 @@ async fn process_without_files_connects_again() {
     holder.tell("try meanwhile");
     let tried = holder.event(&["tried", "meanwhile"]).await;
     assert_eq!(tried.word(2), "Unavailable");
-    assert_eq!(proxy.connections(), before, "it has a file left");
+    // An attempt that was under way may have left its file to the next one.
+    assert!(proxy.connections() <= before + 1, "it has a file left");
     holder.tell("relieve");
     holder.event(&["relieved"]).await;
     assert!(is_granted_in_the_end(&mut holder, "after").await, "it never connects again");

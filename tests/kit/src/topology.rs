@@ -461,25 +461,38 @@ impl Cluster {
         );
     }
 
-    /// The second half of moving a slot: the rest of its keys, and the word to all.
+    /// The second half of moving a slot: the rest of its keys, and the word to the first three nodes, as an administrator gives
+    /// it to all: when slots move between several nodes at once, one that is not told may never believe it.
     #[track_caller]
     pub fn end_move(&self, slot: u16, from: usize, to: usize) {
-        let slot = slot.to_string();
+        self.end_move_between(slot, from, to);
+        for node in (0..3).filter(|node| ![to, from].contains(node)) {
+            self.set_slot(slot, node, to);
+        }
+    }
+
+    /// As [`end_move`](Self::end_move), but without a word to the others, which may be replicas by now, or stand still.
+    #[track_caller]
+    pub fn end_move_between(&self, slot: u16, from: usize, to: usize) {
+        let text = slot.to_string();
         loop {
-            let words = ["CLUSTER", "GETKEYSINSLOT", &slot, "100"];
+            let words = ["CLUSTER", "GETKEYSINSLOT", &text, "100"];
             let keys = self.nodes[from].command(&words).list();
             if keys.is_empty() {
                 break;
             }
             keys.into_iter().for_each(|key| self.move_key(&key.text(), from, to));
         }
-        let target = self.id(to);
-        // The new owner first: it gets the newer epoch. Then all others, as an administrator does: when slots move between
-        // several nodes at once, one that is not told may never believe it.
-        let others = (0..3).filter(|node| ![to, from].contains(node));
-        for node in [to, from].into_iter().chain(others) {
-            let words = ["CLUSTER", "SETSLOT", &slot, "NODE", &target];
-            assert_eq!(self.nodes[node].command(&words), Reply::Text("OK".to_owned()));
+        // The new owner first: it gets the newer epoch.
+        for node in [to, from] {
+            self.set_slot(slot, node, to);
         }
+    }
+
+    /// Tells a node whose slot it is.
+    #[track_caller]
+    fn set_slot(&self, slot: u16, node: usize, owner: usize) {
+        let words = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.id(owner)];
+        assert_eq!(self.nodes[node].command(&words), Reply::Text("OK".to_owned()));
     }
 }

@@ -6,9 +6,11 @@ use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -86,14 +88,19 @@ impl Trace {
         (trace, guard)
     }
 
-    /// Collects what all threads of this process trace, and what libraries log.
+    /// Collects what all threads of this process trace, and what libraries log, but for the traces of these.
     pub fn of_all_threads() -> AllThreads {
         static ALL: LazyLock<Trace> = LazyLock::new(|| {
             let trace = Trace::default();
             trace.lock().users = Some(0);
             // This also leads `log` to `tracing`, which can be done once in a process.
             drop(Trace::of_this_thread());
-            let all = tracing_subscriber::registry().with(trace.clone());
+            // Without every command that the client library traces: all tests together make more lines of these than are
+            // kept until they are written.
+            let levels = Targets::new()
+                .with_default(LevelFilter::DEBUG)
+                .with_target("leasehold", LevelFilter::TRACE);
+            let all = tracing_subscriber::registry().with(trace.clone().with_filter(levels));
             tracing::subscriber::set_global_default(all).expect("no other one in this process");
             trace
         });

@@ -58,7 +58,7 @@ impl Slots {
         thread::sleep(lasts / 2);
         cluster.move_key(name, from, to);
         thread::sleep(lasts / 2);
-        cluster.end_move(slot, from, to);
+        cluster.end_move_between(slot, from, to);
     }
 }
 
@@ -75,7 +75,7 @@ impl Slots {
         thread::sleep(Duration::from_millis(50));
         moved.for_each(|name| cluster.move_key(name, from, to));
         thread::sleep(lasts);
-        cluster.end_move(slot, from, to);
+        cluster.end_move_between(slot, from, to);
     }
 }
 

@@ -4,8 +4,8 @@ use kit::polled::polled;
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use kit::{connect_in_the_end, eventually, within};
 use leasehold::{ErrorKind, Fate, LeaseManager, Loss};
-use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 use zookeeper_client::{Acl, AuthId, Permission};
@@ -97,10 +97,12 @@ async fn host_name_that_cannot_be_resolved_is_named_as_such() {
     assert!(text.contains("no-such-host.invalid") && text.contains("cannot be resolved"), "{text}");
 }
 
-struct Bomb;
+#[derive(Default)]
+struct Bomb(AtomicUsize);
 
 impl Wake for Bomb {
     fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
         panic!("a waker that panics");
     }
 }
@@ -112,12 +114,13 @@ async fn session_outlives_a_waker_that_panics() {
     let look = Look::at(&server.hosts()).await;
     let (leases, there) = (connect(&server.url()).await, connect(&server.url()).await);
     let own = leases.lock("own").lock().await.expect("free");
-    let bomb = Waker::from(Arc::new(Bomb));
+    let fired = Arc::new(Bomb::default());
+    let bomb = Waker::from(Arc::clone(&fired));
     for round in 0..3 {
         let name = format!("bomb:{round}");
         let held = there.lock(&name).lock().await.expect("free");
         let mut handle = leases.lock(&name);
-        let mut waiting = pin!(handle.lock());
+        let mut waiting = Box::pin(handle.lock());
         let nodes = async || {
             look.0.list_children(&directory(&name)).await.map_or(0, |children| children.len())
         };
@@ -132,6 +135,9 @@ async fn session_outlives_a_waker_that_panics() {
         }
         assert!(matches!(waiting.as_mut().poll(&mut Context::from_waker(&bomb)), Poll::Pending));
         held.unlock().await.expect("released");
+        eventually(LONG, || fired.0.load(Ordering::SeqCst) > round).await;
+        // Its timers would end a worker of this runtime by the same waker.
+        drop(waiting);
         // The session goes on, and so do calls that wait.
         let (name, name_too) = (format!("job:{round}"), format!("job:{round}"));
         let held = there.lock(&name).lock().await.expect("free");

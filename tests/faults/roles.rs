@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use kit::fault::{LONG, connect, exists, lock, millis};
-use kit::trace::Trace;
+use kit::trace::{Trace, Traced};
 use kit::{Proxy, Server, eventually};
 use leasehold::{ErrorKind, LeaseManager, LeaseState, Owner};
 use tokio::task::JoinSet;
@@ -49,6 +49,17 @@ async fn granted(leases: &LeaseManager) -> usize {
     calls.join_all().await.into_iter().filter(|granted| *granted).count()
 }
 
+/// Tries again and again until all calls of a round are granted. Returns whether that came true.
+async fn all_granted_in_the_end(leases: &LeaseManager) -> bool {
+    for _ in 0..200 {
+        if granted(leases).await == 10 {
+            return true;
+        }
+        sleep(millis(20)).await;
+    }
+    false
+}
+
 async fn lease_survives(pair: Pair, master: u16) {
     let leases = connect(&pair.proxy.url(), T).await;
     let held = lock(&leases, "job").await;
@@ -57,14 +68,7 @@ async fn lease_survives(pair: Pair, master: u16) {
     assert_eq!(granted(&leases).await, 10);
     let before = pair.proxy.connections();
     pair.switch(master);
-    let mut works = false;
-    for _ in 0..200 {
-        works = granted(&leases).await == 10;
-        if works {
-            break;
-        }
-        sleep(millis(20)).await;
-    }
+    let works = all_granted_in_the_end(&leases).await;
     assert!(works, "calls still go to the server that was demoted");
     sleep(T * 2).await;
     assert_eq!(held.state(), LeaseState::Held);
@@ -82,12 +86,12 @@ async fn demoted_server_is_left_and_its_replicated_lease_kept() {
     let pair = Pair::start(&[]).await;
     let (place, master) = (pair.proxy.port().to_string(), pair.new.port());
     lease_survives(pair, master).await;
-    let is_told = |event: &&kit::trace::Traced| {
+    let is_told = |event: &Traced| {
         event.level == Level::WARN
             && event.message().contains("refuses by its role")
             && event.field("server").ends_with(&place)
     };
-    assert_eq!(trace.events().iter().filter(is_told).count(), 1, "one line");
+    assert_eq!(trace.matching(is_told).len(), 1, "one line");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -169,16 +173,11 @@ async fn replica_that_stays_one_is_connected_to_after_pauses() {
 /// A replica loads what its new primary sends, and refuses everything else meanwhile, on its connections of before too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_that_loads_its_data_for_long_is_left() {
-    let (old, new) = (
-        // It looks at its connections between any two keys, each of which takes two milliseconds.
-        Server::start_with(&[
-            "--key-load-delay",
-            "2000",
-            "--loading-process-events-interval-bytes",
-            "1024",
-        ]),
-        Server::start_with(&["--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0"]),
-    );
+    // It looks at its connections between any two keys, each of which takes two milliseconds.
+    let slow = ["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"];
+    let old = Server::start_with(&slow);
+    let new =
+        Server::start_with(&["--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0"]);
     let proxy = Proxy::start(old.port());
     let leases = connect(&proxy.url(), T).await;
     assert_eq!(granted(&leases).await, 10);
@@ -188,14 +187,7 @@ async fn server_that_loads_its_data_for_long_is_left() {
     old.command(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
     let loads = || old.command(&["INFO", "persistence"]).text().contains("\r\nloading:1\r\n");
     eventually(LONG, loads).await;
-    let mut works = false;
-    for _ in 0..200 {
-        works = granted(&leases).await == 10;
-        if works {
-            break;
-        }
-        sleep(millis(20)).await;
-    }
+    let works = all_granted_in_the_end(&leases).await;
     assert!(works && loads(), "calls go to the server that loads");
     let lease = lock(&leases, "job").await;
     assert!(exists(&new, "job"));

@@ -6,11 +6,9 @@ use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tracing::field::{Field, Visit};
-use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -88,19 +86,14 @@ impl Trace {
         (trace, guard)
     }
 
-    /// Collects what all threads of this process trace, and what libraries log, but for the traces of these.
+    /// Collects what all threads of this process trace, and what libraries log.
     pub fn of_all_threads() -> AllThreads {
         static ALL: LazyLock<Trace> = LazyLock::new(|| {
             let trace = Trace::default();
             trace.lock().users = Some(0);
             // This also leads `log` to `tracing`, which can be done once in a process.
             drop(Trace::of_this_thread());
-            // Without every command that the client library traces: all tests together make more lines of these than are
-            // kept until they are written.
-            let levels = Targets::new()
-                .with_default(LevelFilter::DEBUG)
-                .with_target("leasehold", LevelFilter::TRACE);
-            let all = tracing_subscriber::registry().with(trace.clone().with_filter(levels));
+            let all = tracing_subscriber::registry().with(trace.clone());
             tracing::subscriber::set_global_default(all).expect("no other one in this process");
             trace
         });
@@ -111,13 +104,7 @@ impl Trace {
 
     /// leasehold's events about the lock `name`.
     pub fn of(&self, name: &str) -> Vec<Traced> {
-        until_written();
-        let log = self.lock();
-        let ours = log
-            .events
-            .iter()
-            .filter(|event| event.target.starts_with("leasehold") && event.field("name") == name);
-        ours.cloned().collect()
+        self.matching(|event| event.target.starts_with("leasehold") && event.field("name") == name)
     }
 
     /// The messages of leasehold's events about the lock `name`.
@@ -134,8 +121,7 @@ impl Trace {
     }
 
     pub fn events(&self) -> Vec<Traced> {
-        until_written();
-        self.lock().events.clone()
+        self.matching(|_| true)
     }
 
     pub fn spans(&self) -> Vec<Spanned> {

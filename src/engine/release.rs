@@ -106,11 +106,12 @@ impl Flush<'_> {
         Some(self.hold.flushed(self.core, self.now, op, verdict))
     }
 
-    /// Records a release that is not answered: waiters behind it wait for the store.
+    /// Records a release that is not answered: waiters behind it wait for the store. None does behind a hold that was lost
+    /// and has left the queue; others may have the name since.
     fn note_silence(&mut self, verdict: &Result<Released>) {
         let (queue, name) = (&self.core.queue, &self.hold.name);
         match verdict {
-            Err(error) if error.is_unavailable() => {
+            Err(error) if error.is_unavailable() && self.hold.seat_number().is_some() => {
                 queue.asked(name, self.now);
                 self.silent = true;
             }

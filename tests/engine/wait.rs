@@ -680,3 +680,22 @@ async fn waiter_before_it_in_line_gets_the_name_after_the_unlock() {
     assert!(took < ATTEMPT / 10, "{took:?}");
     first.await.unwrap().unwrap().check().unwrap();
 }
+
+/// Its forced release had no answer, so it owes one of its own, which has none either. Meanwhile another holder has the name.
+#[tokio::test(start_paused = true)]
+async fn unanswered_release_of_a_lost_hold_makes_no_name_look_silent() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::LoseReply).on(Call::ForceRelease));
+    setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Release));
+    setup.leases.force_unlock("n", "test").await.unwrap_err();
+    drop(lease);
+    let next = setup.leases.lock("n").lock_timeout(T).await.unwrap().expect("free");
+    let before = setup.calls(Call::Release);
+    sleep(ATTEMPT * 2).await;
+    assert!(setup.calls(Call::Release) > before, "it is repeated");
+    let (took, tried) = timed(setup.leases.lock("n").try_lock()).await;
+    assert!(tried.unwrap().is_none());
+    assert_eq!(took, Duration::ZERO);
+    next.check().unwrap();
+}

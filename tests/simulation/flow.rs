@@ -320,6 +320,12 @@ impl Flow {
         }
     }
 
+    /// Whether no storm has begun.
+    fn is_calm(&self) -> bool {
+        let now = self.world().now();
+        self.world().lock().judge.is_calm_for(now, 0)
+    }
+
     pub async fn give_back(&mut self, mut hand: Hand) {
         let lost = hand.is_lost();
         let start = self.world().now();
@@ -338,7 +344,7 @@ impl Flow {
             }
             _ => match hand.leave().unlock().await {
                 Ok(()) if lost => self.fail(format_args!("what was lost was unlocked")),
-                Err(error) if calm && error.kind() != ErrorKind::Lost => {
+                Err(error) if calm && self.is_calm() && error.kind() != ErrorKind::Lost => {
                     self.fail(format_args!("unlock failed in fair weather: {error}"));
                 }
                 _ => {}

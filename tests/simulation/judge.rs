@@ -217,6 +217,10 @@ pub struct Judge {
     alone: Vec<Alone>,
     /// When the store last said who has a name, to each process.
     heard: BTreeMap<(usize, Name), u64>,
+    /// When a client last asked for a name by a request that never ends.
+    hung: BTreeMap<(usize, Name), u64>,
+    /// Until when a process may let others go first, which have heard that it gave a name back.
+    paused: BTreeMap<(usize, Name), u64>,
     /// When a process last had a name.
     own: BTreeMap<(usize, Name), u64>,
     ids: u64,
@@ -244,6 +248,8 @@ impl Judge {
             revoking: BTreeSet::new(),
             alone: Vec::new(),
             heard: BTreeMap::new(),
+            hung: BTreeMap::new(),
+            paused: BTreeMap::new(),
             own: BTreeMap::new(),
             ids: 0,
             services: Services::default(),
@@ -642,6 +648,15 @@ impl Judge {
         }
     }
 
+    /// The server took a name back. After a long hold its process may wait for a tenth of that time, to let others go first.
+    pub fn given_back(&mut self, now: u64, name: &Name, hold: HoldId) {
+        self.note(now, format_args!("{name} is given back by {hold:?}"));
+        let opened = self.known.get(&hold).map(|known| known.opened).filter(|opened| *opened > 0);
+        let opened = opened.unwrap_or(now);
+        let pause = (now.saturating_sub(opened) / 10).min(500);
+        self.paused.insert((hold.0, name.clone()), now + pause);
+    }
+
     /// The client heard a confirmation of what it sent at `sent`.
     pub fn confirmed(&mut self, plan: &Plan, moment: Moment, hold: HoldId, sent: Instant) {
         let lives = self.beliefs.iter().any(|each| each.hold == hold && each.lives());
@@ -741,7 +756,12 @@ impl Judge {
             let waiting = |wait: &&Wait| {
                 wait.name == name && wait.patient && !self.gone.contains(&wait.client)
             };
-            let since = |wait: &Wait| wait.since.max(self.held_up(wait.client, &wait.name));
+            let since = |wait: &Wait| {
+                let paused = self.paused.get(&(wait.client, wait.name.clone()));
+                wait.since
+                    .max(self.held_up(wait.client, &wait.name))
+                    .max(paused.copied().unwrap_or(0))
+            };
             let first = self.waits.iter().filter(waiting).map(since).min();
             // The place of a reader or writer that went away is kept for three.
             let polls = if name.as_str().starts_with('r') { 4 } else { 1 };

@@ -192,8 +192,10 @@ impl Server {
                     }
                     return held(until);
                 }
+                // The place of its client ends with the grant.
                 if let Some(side) = side(mode) {
-                    self.data.lines.entry(name.clone()).or_default()[side] = None;
+                    let own = &mut self.data.lines.entry(name.clone()).or_default()[side];
+                    own.take_if(|first| first.hold.0 == hold.0);
                 }
                 let fence = match mode {
                     Mode::Permits { .. } => None,
@@ -249,20 +251,46 @@ impl Server {
         line[side].filter(|waiter| waiter.until > clock)
     }
 
-    /// Only its own requests keep a place.
+    /// Only its own requests keep a place. A later waiter of its client takes it over, and then it is that one's.
     fn queue(&mut self, name: &Name, side: usize, place: Place, (hold, clock): (HoldId, u64)) {
-        let (first, mut arrived) =
-            (self.waits(name, side, clock), clock - place.waited.as_micros() as u64);
-        if let Some(first) = first {
+        if place.kept.is_zero() {
+            return;
+        }
+        let mut waiter = Waiter {
+            hold,
+            arrived: clock - place.waited.as_micros() as u64,
+            until: clock + place.kept.as_micros() as u64,
+        };
+        if let Some(first) = self.waits(name, side, clock) {
             if first.hold == hold {
-                arrived = first.arrived;
-            } else if first.arrived <= arrived {
+                waiter.arrived = waiter.arrived.min(first.arrived);
+                waiter.until = waiter.until.max(first.until);
+            }
+            let takes = match first.hold.0 == hold.0 {
+                true => first.hold.1 <= hold.1,
+                false => waiter.arrived < first.arrived,
+            };
+            if !takes {
                 return;
             }
         }
-        let until = clock + place.kept.as_micros() as u64;
-        self.data.lines.entry(name.clone()).or_default()[side] =
-            Some(Waiter { hold, arrived, until });
+        self.data.lines.entry(name.clone()).or_default()[side] = Some(waiter);
+    }
+
+    /// Gives up the place of a waiter, unless it is a later one's. Returns whether the other side may go now.
+    pub fn leave(&mut self, now: u64, name: &Name, mode: Mode, hold: HoldId) -> bool {
+        let clock = self.clock(now);
+        let Some(side) = side(mode) else { return false };
+        let Some(first) = self.waits(name, side, clock).filter(|first| first.hold.0 == hold.0)
+        else {
+            return false;
+        };
+        if first.hold.1 <= hold.1 {
+            self.data.lines.entry(name.clone()).or_default()[side] = None;
+        }
+        let entries = self.of_name(name, now);
+        entries.is_empty()
+            || mode == Mode::Write && entries.iter().all(|each| each.mode == Mode::Read)
     }
 
     /// Also whether others may be let in now.

@@ -10,7 +10,8 @@ use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
     Inspection, Leave, Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch, Renewal,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting,
+    Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -424,10 +425,12 @@ impl Client {
         (self.id, token.number())
     }
 
-    /// Sends a request. `run` is what the server does, `heard` what the client learns, if it still waits.
+    /// Sends a request, for the name that is `asked` for, if one is. `run` is what the server does, `heard` what the client
+    /// learns, if it still waits.
     fn call<T: Send + 'static>(
         &self,
         what: String,
+        asked: Option<&Name>,
         sort: Sort,
         limit: Duration,
         run: impl Fn(&mut Inner, &Arc<World>, u64) -> T + Send + 'static,
@@ -452,6 +455,9 @@ impl Client {
             fate
         };
         let hang = fate.hang;
+        if let (true, Some(name)) = (hang, asked) {
+            world.lock().judge.hangs(world.now(), client, name);
+        }
         tokio::spawn(carry(Arc::clone(&world), client, fate, limit, answer, run));
         Box::pin(async move {
             let result = match timeout(limit, reply).await {
@@ -540,6 +546,7 @@ impl Store for Client {
         let sent = self.world.clock.now();
         let task = TASK.try_with(|task| *task).ok();
         let (limit, count, name) = (request.timeout, request.count, request.target.name.clone());
+        let asked = name.clone();
         let (mode, converts) = (request.target.mode, request.converts);
         let downgrades = converts && mode == Mode::Read;
         {
@@ -587,7 +594,7 @@ impl Store for Client {
             }
             verdict
         };
-        self.call(what, sort, limit, run, move |inner, world, result| {
+        self.call(what, Some(&asked), sort, limit, run, move |inner, world, result| {
             if downgrades {
                 inner.judge.downgrade_answered(hold);
             }
@@ -633,9 +640,7 @@ impl Store for Client {
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let (absence, freed) = inner.server.release(now, &request);
             if freed {
-                inner
-                    .judge
-                    .note(now, format_args!("{} is given back by {hold:?}", request.target.name));
+                inner.judge.given_back(now, &request.target.name, hold);
                 if !inner.judge.was_held(hold) {
                     inner.judge.saw(Sometimes::Sweep);
                     inner.judge.saw(Sometimes::GivenBackGrant);
@@ -647,7 +652,7 @@ impl Store for Client {
                 None => Released::done(0),
             }
         };
-        self.call(what, Sort::Change, limit, run, move |inner, world, result| match result {
+        self.call(what, None, Sort::Change, limit, run, move |inner, world, result| match result {
             Ok(Released::NotYours(_)) if count > 0 => inner.judge.told_lost(world.now(), hold),
             Err(error) if error.kind() == ErrorKind::WrongType => {
                 inner.judge.wound(world.now(), hold);
@@ -678,7 +683,7 @@ impl Store for Client {
             };
             Renewed::new(sent, batch.items.iter().map(&mut verdict).collect())
         };
-        self.call(what, Sort::Change, limit, run, move |inner, world, result| {
+        self.call(what, None, Sort::Change, limit, run, move |inner, world, result| {
             for (i, hold) in holds.into_iter().enumerate() {
                 let moment = world.moment();
                 let verdict: Result<Option<Absence>> = match result {
@@ -709,7 +714,7 @@ impl Store for Client {
             let entries = inner.server.holders(&request.target.name, now);
             Inspection::new(entries.into_iter().map(|entry| entry.info(now)))
         };
-        self.call(String::new(), Sort::Passed, limit, run, |_, _, _| ()).await
+        self.call(String::new(), None, Sort::Passed, limit, run, |_, _, _| ()).await
     }
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
@@ -718,7 +723,7 @@ impl Store for Client {
         let what = self.words(format_args!("annotate {} {hold:?}", request.target.name));
         let run =
             move |inner: &mut Inner, _: &Arc<World>, now: u64| inner.server.annotate(now, &request);
-        self.call(what, Sort::Change, limit, run, |_, _, _| ()).await
+        self.call(what, None, Sort::Change, limit, run, |_, _, _| ()).await
     }
 
     async fn watch(&self, _: Inspect) -> Result<Option<Wakeups>> {
@@ -736,15 +741,26 @@ impl Store for Client {
             inner.wake(world, &name);
             !held.is_empty()
         };
-        self.call(what, Sort::Passed, limit, run, |_, _, _| ()).await
+        self.call(what, None, Sort::Passed, limit, run, |_, _, _| ()).await
     }
 
     async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
         Err(Place::unsupported())
     }
 
-    async fn leave(&self, _: Leave) -> Result<()> {
-        Err(Place::unsupported())
+    async fn leave(&self, request: Leave) -> Result<()> {
+        let Target { name, mode, .. } = request.target;
+        if !matches!(mode, Mode::Read | Mode::Write) {
+            return Err(Place::unsupported());
+        }
+        let hold = self.hold(request.holder);
+        let what = self.words(format_args!("leave {name} {hold:?} {mode:?}"));
+        let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
+            if inner.server.leave(now, &name, mode, hold) {
+                inner.wake(world, &name);
+            }
+        };
+        self.call(what, None, Sort::Passed, request.timeout, run, |_, _, _| ()).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
@@ -766,7 +782,7 @@ impl Store for Client {
                 inner.subscriptions.push(Subscriber { id, client, name, signal });
             }
         };
-        self.call(what, Sort::Passed, limit, run, |_, _, _| ()).await?;
+        self.call(what, None, Sort::Passed, limit, run, |_, _, _| ()).await?;
         Ok(Some(Wakeups::new(signal, (subscription, alive))))
     }
 

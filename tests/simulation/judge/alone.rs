@@ -80,6 +80,11 @@ impl Judge {
         }
     }
 
+    /// A request about a name never ends, not even by its own time limit.
+    pub fn hangs(&mut self, now: u64, client: usize, name: &Name) {
+        self.hung.insert((client, name.clone()), now);
+    }
+
     /// The store said who has a name.
     pub fn hears(&mut self, now: u64, client: usize, name: &Name) {
         self.heard.insert((client, name.clone()), now);
@@ -117,7 +122,9 @@ impl Judge {
             // A release that finds no server keeps the turn until the hold's end.
             let own = own.map_or(0, |own| own + plan.ttl);
             let alone = self.held_up(wait.client, &wait.name);
-            let silent = wait.since.max(heard.copied().unwrap_or(0)).max(own).max(alone);
+            // A call whose request never ends gives up after T. What another one heard meanwhile does not shorten that.
+            let hung = self.hung.get(&place).map_or(0, |hung| hung + plan.ttl);
+            let silent = wait.since.max(heard.copied().unwrap_or(0)).max(own).max(alone).max(hung);
             // Each of those before it asks once more.
             let before = |other: &&super::Wait| {
                 (other.client, &other.name) == (wait.client, &wait.name) && other.id <= wait.id

@@ -7,7 +7,7 @@
 //!
 //! At most four frames are rendered at one time. A large frame takes two GPUs at once, so two large frames cannot each have
 //! one and wait for the other. The permits of a host that crashed come back one TTL later. Two more GPUs are
-//! added while the others work.
+//! added while the others work. Run it once at a time on a server: it begins by taking the GPUs from an earlier run.
 
 use leasehold::{LeaseManager, Permit, Semaphore};
 use std::error::Error;

@@ -26,12 +26,11 @@ use tokio::time::{sleep, timeout};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-const NAME: &str = "leasehold-example:leader";
 const CANDIDATES: usize = 3;
 
-/// Returns the TTL: how long the others wait after a crash. Few ZooKeeper servers allow less than four seconds.
+/// Returns the TTL: how long the others wait after a crash. ZooKeeper's default settings allow no less than six seconds.
 fn ttl(url: &str) -> Duration {
-    Duration::from_secs(if url.starts_with("zookeeper:") { 4 } else { 2 })
+    Duration::from_secs(if url.starts_with("zookeeper:") { 6 } else { 2 })
 }
 
 async fn connect(url: &str) -> Result<LeaseManager> {
@@ -47,7 +46,7 @@ async fn connect(url: &str) -> Result<LeaseManager> {
 }
 
 /// Runs one process: stands for election until it is killed, or until its input ends.
-async fn candidate(url: &str, ledger: &str) -> Result {
+async fn candidate(url: &str, name: &str, ledger: &str) -> Result {
     let leases = connect(url).await?;
     let stop = CancellationToken::new();
     let asked = stop.clone();
@@ -57,7 +56,7 @@ async fn candidate(url: &str, ledger: &str) -> Result {
         asked.cancel();
     });
     leases
-        .election(NAME)
+        .election(name)
         .candidate(std::process::id().to_string())
         .until(stop)
         .graceful(Duration::from_secs(1))
@@ -84,9 +83,9 @@ async fn lead(me: &Leadership, ledger: &str) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-fn start(url: &str, ledger: &Path) -> Result<Child> {
+fn start(url: &str, name: &str, ledger: &Path) -> Result<Child> {
     let candidate = Command::new(std::env::current_exe()?)
-        .args(["candidate", url])
+        .args(["candidate", url, name])
         .arg(ledger)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -106,17 +105,20 @@ async fn next_leader(view: &mut View, last: Option<&str>) -> Result<Leader> {
             view.changed().await;
         }
     };
-    timeout(Duration::from_secs(30), next).await.map_err(|_| "no process leads".into())
+    let next = timeout(Duration::from_secs(30), next).await;
+    next.map_err(|_| "no process leads; is the server there?".into())
 }
 
 async fn elections(url: &str) -> Result {
     let folder = tempfile::tempdir()?;
     let ledger = folder.path().join("ledger");
     let leases = connect(url).await?;
-    let mut view = leases.election(NAME).observe();
+    // The leader that this leaves behind keeps its name for a TTL. The next run has another one.
+    let name = &format!("leasehold-example:leader:{}", std::process::id());
+    let mut view = leases.election(name).observe();
     let mut candidates = Vec::new();
     for _ in 0..CANDIDATES {
-        candidates.push(start(url, &ledger)?);
+        candidates.push(start(url, name, &ledger)?);
     }
     let mut leader = next_leader(&mut view, None).await?;
     let mut terms = vec![leader.term.unwrap_or(0)];
@@ -147,7 +149,7 @@ async fn elections(url: &str) -> Result {
         if !killed && !child.wait().await?.success() {
             return Err("a process that was asked to stop failed".into());
         }
-        candidates.push(start(url, &ledger)?);
+        candidates.push(start(url, name, &ledger)?);
     }
     sleep(Duration::from_millis(300)).await;
     let text = std::fs::read_to_string(&ledger)?;
@@ -161,11 +163,14 @@ async fn elections(url: &str) -> Result {
     Ok(())
 }
 
-/// Waits for SIGTERM or ctrl-C, so that the server and the candidates end with this program then, too.
+/// Waits for SIGTERM, ctrl-C or the end of the terminal, so that the server and the candidates end with this program then,
+/// too.
 async fn stopped() -> Result {
     let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
     tokio::select! {
         _ = terminate.recv() => {}
+        _ = hang_up.recv() => {}
         interrupted = tokio::signal::ctrl_c() => interrupted?,
     }
     Err("stopped by a signal".into())
@@ -173,10 +178,11 @@ async fn stopped() -> Result {
 
 async fn run() -> Result {
     let mut arguments = std::env::args().skip(1);
-    if let (Some("candidate"), Some(url), Some(ledger)) =
-        (arguments.next().as_deref(), arguments.next(), arguments.next())
+    if arguments.next().as_deref() == Some("candidate")
+        && let (Some(url), Some(name), Some(ledger)) =
+            (arguments.next(), arguments.next(), arguments.next())
     {
-        return candidate(&url, &ledger).await;
+        return candidate(&url, &name, &ledger).await;
     }
     tokio::select! {
         done = demo() => done,

@@ -173,11 +173,13 @@ async fn run() -> Result {
     Ok(())
 }
 
-/// Waits for SIGTERM or ctrl-C, so that the servers end with this program then, too.
+/// Waits for SIGTERM, ctrl-C or the end of the terminal, so that the servers end with this program then, too.
 async fn stopped() -> Result {
     let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
     tokio::select! {
         _ = terminate.recv() => {}
+        _ = hang_up.recv() => {}
         interrupted = tokio::signal::ctrl_c() => interrupted?,
     }
     Err("stopped by a signal".into())

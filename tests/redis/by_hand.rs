@@ -11,7 +11,7 @@ async fn connect(server: &Server) -> LeaseManager {
     LeaseManager::builder().ttl(T).prefix("shop:").connect(&server.url()).await.expect("a manager")
 }
 
-/// The keys that `redis-cli --scan --pattern 'shop:*' --type ..` prints.
+/// The keys that `SCAN 0 MATCH 'shop:*' COUNT 1000 TYPE ..` returns.
 fn scan(server: &Server, kind: &str) -> Vec<String> {
     let scan = ["SCAN", "0", "MATCH", "shop:*", "COUNT", "1000", "TYPE", kind];
     let keys = server.command(&scan).list().remove(1).list();

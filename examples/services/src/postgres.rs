@@ -47,7 +47,11 @@ impl Postgres {
         };
         let made = command("initdb").args(["-U", "lease", "-A", "trust", "--no-sync"]).output()?;
         if !made.status.success() {
-            return Err(String::from_utf8_lossy(&made.stderr).into());
+            let _ = std::fs::remove_dir_all(&directory);
+            let error = String::from_utf8_lossy(&made.stderr);
+            let advice =
+                "as root, PostgreSQL runs as another user, which must be able to enter TMPDIR";
+            return Err(format!("{error}({advice})").into());
         }
         // On a socket only, so that it needs no port.
         let socket = directory.display().to_string();

@@ -231,10 +231,11 @@ pub(super) fn classify(text: &str) -> Error {
             "the server wants a password; put it into the URL after a colon: redis://:password@host",
         ),
         "WRONGPASS" => (Denied, WRONG_USER),
-        "NOPERM" => (
+        "NOPERM" if text.contains(" key") => (
             Denied,
-            "the user lacks a permission; leasehold::guide::redis lists them, and its key patterns must cover the prefix",
+            "the user may not use a key; leasehold::guide::redis lists the key patterns of each kind of lock, which must have the prefix",
         ),
+        "NOPERM" => (Denied, "the user lacks a permission; leasehold::guide::redis lists them"),
         // The scripts name a key beside the lock; the server names none.
         "WRONGTYPE" if text.starts_with("WRONGTYPE the key ") => {
             (WrongType, "a key beside the lock is no key of leasehold; it was left untouched")

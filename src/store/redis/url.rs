@@ -101,6 +101,10 @@ fn parse_single(scheme: &str, rest: &str, query: &str) -> Result<Config> {
     if rest.rsplit('@').next().is_some_and(|hosts| hosts.contains(',')) {
         return Err(Error::invalid(SEVERAL));
     }
+    let host = rest.rsplit('@').next().unwrap_or_default();
+    if host.is_empty() || host.starts_with([':', '/']) {
+        return Err(Error::invalid("the URL has no host; write redis://host:6379"));
+    }
     let database = database_of(rest)?;
     let mut config = Config::from_url_centralized(&format!("{scheme}://{rest}"))
         .map_err(|_| Error::invalid(UNREADABLE))?;
@@ -311,8 +315,10 @@ mod tests {
             ("redis://u:hun ter@host:6379", "as %20"),
             ("redis://host/0 ", "has a space"),
             ("http://localhost", "redis-cluster, zookeeper or memory:"),
-            ("redis://", "cannot be parsed"),
-            ("redis://u:hunter2@:99999", "cannot be parsed"),
+            ("redis://", "has no host"),
+            ("redis:///3", "has no host"),
+            ("redis://u:hunter2@:99999", "has no host"),
+            ("redis://host:99999", "cannot be parsed"),
             ("redis://u:hunter2@host:port", "cannot be parsed"),
             ("redis://u:hunter2@a,b,c", "has one host"),
             ("redis://a:1,b:2,c:3", "has one host"),

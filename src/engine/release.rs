@@ -111,9 +111,11 @@ impl Flush<'_> {
     fn note_silence(&mut self, verdict: &Result<Released>) {
         let (queue, name) = (&self.core.queue, &self.hold.name);
         match verdict {
-            Err(error) if error.is_unavailable() && self.hold.seat_number().is_some() => {
-                queue.asked(name, self.now);
-                self.silent = true;
+            Err(error) if error.is_unavailable() => {
+                if self.hold.seat_number().is_some() {
+                    queue.asked(name, self.now);
+                    self.silent = true;
+                }
             }
             _ if self.silent => queue.answered(name),
             _ => {}

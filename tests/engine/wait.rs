@@ -699,3 +699,26 @@ async fn unanswered_release_of_a_lost_hold_makes_no_name_look_silent() {
     assert_eq!(took, Duration::ZERO);
     next.check().unwrap();
 }
+
+/// Its release has no answer either, which is no answer for those that wait for the name now.
+#[tokio::test(start_paused = true)]
+async fn unanswered_release_of_a_lost_hold_ends_no_silence() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    for call in [Call::ForceRelease, Call::Release, Call::Acquire] {
+        setup.faults.add(Rule::new(Fault::LoseReply).on(call));
+    }
+    setup.leases.force_unlock("n", "test").await.unwrap_err();
+    let waits = || {
+        let mut lock = setup.leases.lock("n");
+        tokio::spawn(async move { timed(lock.lock()).await })
+    };
+    let waiters = [waits(), waits()];
+    settle().await;
+    drop(lease);
+    for waiter in waiters {
+        let (took, result) = waiter.await.unwrap();
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::Unavailable);
+        assert!(took < T + 3 * ATTEMPT, "{took:?}");
+    }
+}

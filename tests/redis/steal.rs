@@ -26,29 +26,32 @@ async fn inboxes(server: &Server, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_holder_is_told_within_5_ms_by_its_inbox() {
+async fn old_holder_is_told_by_its_inbox_when_the_steal_is_answered() {
     let server = Server::start();
     let (here, there) = (connect(&server).await, connect(&server).await);
     inboxes(&server, 2).await;
-    let mut times = Vec::new();
+    let (mut answered, mut told) = (Vec::new(), Vec::new());
     for round in 0..20 {
         let name = format!("job:{round}");
         let old = here.lock(&name).lock().await.expect("a lease");
-        let lost = tokio::spawn(old.lost());
+        let lost = old.lost();
+        let news = tokio::spawn(async move { (lost.await, Instant::now()) });
         let start = Instant::now();
         let new = there.lock(&name).steal(WHY).await.expect("an answer").expect("none between");
-        assert_eq!(within(LONG, lost).await.expect("no panic"), Loss::Stolen);
-        times.push(start.elapsed());
+        answered.push(start.elapsed());
+        let (loss, at) = within(LONG, news).await.expect("no panic");
+        assert_eq!(loss, Loss::Stolen);
+        told.push(at.saturating_duration_since(start));
         assert!(old.fence() < new.fence());
         let note = old.note().await.expect("an answer").expect("a note");
         assert_eq!((note.act, &*note.why, note.fence_to_beat), (Act::Stolen, WHY, new.fence()));
         new.unlock().await.expect("a release");
     }
-    times.sort();
-    // The whole of the steal and the news; the median, because others use the machine.
-    println!("told after {:?} to {:?}", times[0], times[times.len() - 1]);
-    assert!(times[0] < Duration::from_millis(5), "{times:?}");
-    assert!(times[times.len() / 2] < Duration::from_millis(100), "{times:?}");
+    // The old holder hears at the time of one request. The ratio holds on a busy machine too.
+    answered.sort();
+    told.sort();
+    println!("answered after {:?}, told after {:?} (medians)", answered[10], told[10]);
+    assert!(told[10] < 4 * answered[10], "answered: {answered:?}, told: {told:?}");
 }
 
 /// The control of the test before: without the message, the next renewal tells it.

@@ -321,15 +321,20 @@ impl Flow {
     }
 
     /// Whether no storm has begun.
-    fn is_calm(&self) -> bool {
+    pub fn is_calm(&self) -> bool {
         let now = self.world().now();
         self.world().lock().judge.is_calm_for(now, 0)
     }
 
+    /// Whether what this process asks about a name now must be answered.
+    pub fn is_fair(&self, name: &str) -> bool {
+        let (world, now) = (self.world(), self.world().now());
+        world.lock().judge.is_fair(&world.plan, now, self.client.id, name)
+    }
+
     pub async fn give_back(&mut self, mut hand: Hand) {
         let lost = hand.is_lost();
-        let start = self.world().now();
-        let calm = self.world().lock().judge.is_calm_for(start, self.world().plan.settled());
+        let calm = self.is_fair(hand.lease().name());
         match self.dice.below(20) {
             0..=6 => drop(hand),
             7..=8 => {

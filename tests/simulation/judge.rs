@@ -162,6 +162,8 @@ pub struct Wait {
 #[derive(Default)]
 struct Known {
     confirmed: Option<Instant>,
+    /// When a confirmation was last heard.
+    heard: Option<Instant>,
     /// When a verdict said that it is gone.
     told_lost: Option<u64>,
     at_risk: bool,
@@ -303,6 +305,10 @@ impl Judge {
         wait.id = self.id();
         let id = wait.id;
         self.refused.remove(&wait.task);
+        self.note(
+            wait.since,
+            format_args!("c{} t{} waits for {} {:?}", wait.client, wait.task, wait.name, wait.mode),
+        );
         self.waits.push(wait);
         id
     }
@@ -311,8 +317,18 @@ impl Judge {
     pub fn wait_ends(&mut self, now: u64, id: u64, served: bool) {
         let Some(at) = self.waits.iter().position(|wait| wait.id == id) else { return };
         let wait = self.waits.remove(at);
+        self.note(now, format_args!("c{} t{} waits no longer", wait.client, wait.task));
         if let Some(hold) = self.seeking.remove(&wait.task) {
             self.known(hold).sought = now;
+        }
+        // A call whose turn others may take meanwhile can still be granted its request, as it was not polled. That takes the
+        // turn of the one that has asked since, which learns so when it asks again.
+        let was_alone = !wait.in_line && self.all_polled(wait.client, &wait.name) >= wait.since;
+        if served && was_alone {
+            for other in &mut self.waits {
+                let same = (other.client, &other.name) == (wait.client, &wait.name);
+                other.in_line &= !same || !self.seeking.contains_key(&other.task);
+            }
         }
         let overtaken = self.waits.iter().find(|other| {
             (other.client, &other.name) == (wait.client, &wait.name)
@@ -665,19 +681,20 @@ impl Judge {
         // After C nothing counts.
         if known.confirmed.is_none_or(|before| moment.at < before + plan.believed()) {
             known.confirmed = known.confirmed.max(Some(sent));
+            known.heard = Some(moment.at);
             if at_risk && lives {
                 self.saw(Sometimes::BlipSurvived);
             }
         }
     }
 
-    /// A renewal failed that was sent at `sent`.
+    /// A renewal failed that was sent at `sent`. If another request was confirmed meanwhile, the holder has that.
     pub fn failed(&mut self, hold: HoldId, sent: Instant) {
         let known = self.known(hold);
         if known.changed.is_some_and(|changed| sent < changed) {
             return;
         }
-        known.at_risk |= known.confirmed.is_none_or(|confirmed| confirmed < sent);
+        known.at_risk |= known.heard.is_none_or(|heard| heard <= sent);
     }
 
     pub fn told_lost(&mut self, now: u64, hold: HoldId) {

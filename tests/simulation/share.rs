@@ -230,8 +230,7 @@ impl Flow {
             return Some(hand);
         }
         let (lost, reads) = (hand.is_lost(), matches!(hand.side(), Side::Read(_)));
-        let (start, settled) = (self.world().now(), self.world().plan.settled());
-        let calm = self.world().lock().judge.is_calm_for(start, settled);
+        let calm = self.is_fair(hand.side().name());
         let saw = |what| self.world().lock().judge.saw(what);
         let side = match hand.side() {
             // It is as it was, or somebody else's: the belief goes on.
@@ -264,8 +263,7 @@ impl Flow {
                 Some(self.has(side, if writes { Mode::Write } else { Mode::Read }, true))
             }
             Err(error) => {
-                let still = self.world().lock().judge.calm_since.is_some();
-                if calm && still && error.kind() == ErrorKind::Unavailable {
+                if calm && self.is_calm() && error.kind() == ErrorKind::Unavailable {
                     self.fail(format_args!("no change in fair weather: {error}"));
                 }
                 None
@@ -275,8 +273,7 @@ impl Flow {
 
     async fn gives_back(&mut self, mut hand: Hand) {
         let lost = hand.is_lost();
-        let (start, settled) = (self.world().now(), self.world().plan.settled());
-        let calm = self.world().lock().judge.is_calm_for(start, settled);
+        let calm = self.is_fair(hand.side().name());
         match self.dice.below(20) {
             0..=6 => drop(hand),
             7..=8 => {
@@ -291,7 +288,7 @@ impl Flow {
             }
             _ => match hand.leave().into_lease().unlock().await {
                 Ok(()) if lost => self.fail(format_args!("what was lost was unlocked")),
-                Err(error) if calm && error.kind() != ErrorKind::Lost => {
+                Err(error) if calm && self.is_calm() && error.kind() != ErrorKind::Lost => {
                     self.fail(format_args!("unlock failed in fair weather: {error}"));
                 }
                 _ => {}

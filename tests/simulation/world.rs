@@ -607,10 +607,9 @@ impl Store for Client {
                 Ok(_) => inner.judge.hears(world.now(), hold.0, &name),
                 Err(error) => {
                     let kind = error.kind();
-                    // If the call was dropped, only the engine gets the answer.
-                    let told =
-                        task.filter(|task| TASK.try_with(|now| now == task).unwrap_or(false));
-                    if let (true, Some(task)) = (kind != ErrorKind::Unavailable, told) {
+                    // If the call was dropped, only the engine gets the answer, or the flow that has taken it over.
+                    let told = TASK.try_with(|task| *task);
+                    if let (true, Ok(task)) = (kind != ErrorKind::Unavailable, told) {
                         inner.judge.refused.insert(task, kind);
                     }
                     if kind == ErrorKind::WrongType {

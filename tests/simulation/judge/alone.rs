@@ -56,8 +56,15 @@ impl Judge {
         self.alone_with(client, name).map(|each| each.until).max().unwrap_or(0)
     }
 
+    /// Whether what a process asks about a name now must be answered.
+    pub fn is_fair(&self, plan: &Plan, now: u64, client: usize, name: &str) -> bool {
+        let name = Name::new(name).expect("it was locked");
+        let polled = self.all_polled(client, &name).saturating_add(plan.settled());
+        self.is_calm_for(now, plan.settled()) && now > polled
+    }
+
     /// Since when all are polled that want a name in a process.
-    fn all_polled(&self, client: usize, name: &Name) -> u64 {
+    pub(super) fn all_polled(&self, client: usize, name: &Name) -> u64 {
         self.alone_with(client, name).map(|each| each.polled).max().unwrap_or(0)
     }
 

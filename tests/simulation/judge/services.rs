@@ -52,7 +52,7 @@ impl Judge {
         let done = self.services.done.iter().filter(|done| done.confirmed);
         let sound = |done: &&Done| now < done.closed_until() && !self.is_wounded(done.hold);
         let again = done.clone().find(sound).map(|done| (done.hold, done.at));
-        if let Some((other, at)) = again {
+        if let (Some((other, at)), false) = (again, self.is_wounded(hold)) {
             self.fail(now, format_args!("{hold:?} runs the job that {other:?} did at {at} ms"));
         }
         self.services.begun.push((now, hold));

@@ -53,7 +53,7 @@ const MUSEUM: [(u64, &str); 13] = [
 ];
 
 /// The same of stories in which names are shared.
-const MUSEUM_OF_MODES: [(u64, &str); 4] = [
+const MUSEUM_OF_MODES: [(u64, &str); 6] = [
     (
         224,
         "a try was told that the store is silent, because of a call that had been dropped beside a reader",
@@ -61,6 +61,11 @@ const MUSEUM_OF_MODES: [(u64, &str); 4] = [
     (3812, "the hold of a reader whose upgrade had failed was handed off to a writer"),
     (628, "the same, because of a try that had found the name held, beside a waiter"),
     (2313, "the judge: a permit was handed off to a flow whose request the store had just refused"),
+    (
+        3919,
+        "a try found the store silent, because of what was owed for a hold that had left the queue",
+    ),
+    (16664, "a release that had no answer ended the silence for those that wait"),
 ];
 
 fn number(variable: &str) -> Option<u64> {

@@ -110,15 +110,13 @@ impl Flush<'_> {
     /// and has left the queue; others may have the name since.
     fn note_silence(&mut self, verdict: &Result<Released>) {
         let (queue, name) = (&self.core.queue, &self.hold.name);
-        match verdict {
-            Err(error) if error.is_unavailable() => {
-                if self.hold.seat_number().is_some() {
-                    queue.asked(name, self.now);
-                    self.silent = true;
-                }
-            }
-            _ if self.silent => queue.answered(name),
-            _ => {}
+        let answered = !verdict.as_ref().is_err_and(Error::is_unavailable);
+        if answered && self.silent {
+            queue.answered(name);
+        }
+        if !answered && self.hold.seat_number().is_some() {
+            queue.asked(name, self.now);
+            self.silent = true;
         }
     }
 

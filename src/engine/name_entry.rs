@@ -141,6 +141,14 @@ impl NameEntry {
         (self.silent_since, self.heard) = (None, Some(now));
     }
 
+    /// Ends a silence if no turn is left: the request without an answer was that of a member that has left, and the others
+    /// hold the name beside it. A release of theirs that gets no answer begins another.
+    pub(super) fn end_silence(&mut self) {
+        if self.silent_since.is_some() && self.members.open().next().is_none() {
+            self.silent_since = None;
+        }
+    }
+
     /// Returns the rivals to change, if any.
     pub(super) fn rivals_mut(&mut self) -> Option<&mut Rivals> {
         self.rivals.as_deref_mut()

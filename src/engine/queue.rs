@@ -407,6 +407,9 @@ impl Queue {
         // Otherwise it was reclaimed.
         let Some(removed) = entry.take(number) else { return };
         let ended = state.advance(name, self.times(now));
+        if let Some(entry) = state.names.get_mut(name) {
+            entry.end_silence();
+        }
         drop(state);
         drop(removed);
         ended.wake_all();

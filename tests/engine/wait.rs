@@ -722,3 +722,22 @@ async fn unanswered_release_of_a_lost_hold_ends_no_silence() {
         assert!(took < T + 3 * ATTEMPT, "{took:?}");
     }
 }
+
+/// A reader whose release had no answer has left. The store answers again, and another reader of the process holds on.
+#[tokio::test(start_paused = true)]
+async fn silence_about_a_release_ends_with_its_hold_beside_another_reader() {
+    let setup = Setup::new();
+    let gone = setup.leases.rw_lock("n").read().await.unwrap();
+    sleep(T / 2).await;
+    let stays = setup.leases.rw_lock("n").read().await.unwrap();
+    assert_ne!(gone.fence(), stays.fence(), "it is another hold");
+    setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Release));
+    drop(gone);
+    sleep(2 * T).await;
+    setup.faults.heal();
+    sleep(T).await;
+    let (took, tried) = timed(setup.leases.rw_lock("n").try_write()).await;
+    assert!(tried.unwrap().is_none());
+    assert_eq!(took, Duration::ZERO);
+    stays.check().unwrap();
+}

@@ -171,6 +171,7 @@ impl Flow {
             task: self.task,
             since: world.now(),
             in_line: in_line && !matches!(way, Way::Try | Way::Aside(_)),
+            turn_taken: false,
             patient: way == Way::Lock,
             mode,
         };
@@ -326,15 +327,15 @@ impl Flow {
         self.world().lock().judge.is_calm_for(now, 0)
     }
 
-    /// Whether what this process asks about a name now must be answered.
-    pub fn is_fair(&self, name: &str) -> bool {
+    /// Whether what this process asks now must be answered.
+    pub fn is_fair(&self) -> bool {
         let (world, now) = (self.world(), self.world().now());
-        world.lock().judge.is_fair(&world.plan, now, self.client.id, name)
+        world.lock().judge.is_fair(&world.plan, now, self.client.id)
     }
 
     pub async fn give_back(&mut self, mut hand: Hand) {
         let lost = hand.is_lost();
-        let calm = self.is_fair(hand.lease().name());
+        let calm = self.is_fair();
         match self.dice.below(20) {
             0..=6 => drop(hand),
             7..=8 => {

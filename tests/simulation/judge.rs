@@ -153,6 +153,8 @@ pub struct Wait {
     pub since: u64,
     /// It stands in line from its first moment.
     pub in_line: bool,
+    /// Its turn went to a call that was not polled before, and it has not asked since.
+    pub turn_taken: bool,
     /// It stays until it is served.
     pub patient: bool,
     pub mode: Mode,
@@ -162,8 +164,10 @@ pub struct Wait {
 #[derive(Default)]
 struct Known {
     confirmed: Option<Instant>,
-    /// When a confirmation was last heard.
-    heard: Option<Instant>,
+    /// When a nested call was last heard to be confirmed.
+    nested: Option<Instant>,
+    /// When the server last granted it.
+    created: u64,
     /// When a verdict said that it is gone.
     told_lost: Option<u64>,
     at_risk: bool,
@@ -321,18 +325,19 @@ impl Judge {
         if let Some(hold) = self.seeking.remove(&wait.task) {
             self.known(hold).sought = now;
         }
-        // A call whose turn others may take meanwhile can still be granted its request, as it was not polled. That takes the
-        // turn of the one that has asked since, which learns so when it asks again.
-        let was_alone = !wait.in_line && self.all_polled(wait.client, &wait.name) >= wait.since;
-        if served && was_alone {
+        // A call that was not polled can be granted what it asked before. That takes the turn of the call that has asked since,
+        // which learns so when it asks again.
+        if served && self.was_left_alone(&wait) {
             for other in &mut self.waits {
-                let same = (other.client, &other.name) == (wait.client, &wait.name);
-                other.in_line &= !same || !self.seeking.contains_key(&other.task);
+                let behind =
+                    other.id > wait.id && (other.client, &other.name) == (wait.client, &wait.name);
+                other.turn_taken |= behind && self.seeking.contains_key(&other.task);
             }
         }
         let overtaken = self.waits.iter().find(|other| {
             (other.client, &other.name) == (wait.client, &wait.name)
                 && other.in_line
+                && !other.turn_taken
                 && other.id < wait.id
                 // Readers ask side by side.
                 && (other.mode, wait.mode) != (Mode::Read, Mode::Read)
@@ -614,6 +619,8 @@ impl Judge {
     pub fn acquire_sent(&mut self, now: u64, hold: HoldId, count: u32, task: Option<u64>) {
         if count == 1 {
             if let Some(task) = task {
+                let asks = self.waits.iter_mut().filter(|wait| wait.task == task);
+                asks.for_each(|wait| wait.turn_taken = false);
                 let before = self.seeking.insert(task, hold);
                 if let Some(before) = before.filter(|before| *before != hold) {
                     // It was granted too late, or its future was not polled for a while.
@@ -647,6 +654,7 @@ impl Judge {
     /// The server granted the name to a new token, or in another mode.
     pub fn created(&mut self, now: u64, name: &Name, hold: HoldId, mode: Mode) {
         self.taken.insert(name.clone(), now);
+        self.known(hold).created = now;
         let wounded = |belief: &&Belief| self.is_wounded(belief.hold);
         let believers = self.beliefs.iter().filter(|each| each.name == *name && each.lives());
         let strangers = believers.filter(|each| each.hold != hold && !wounded(each));
@@ -681,20 +689,25 @@ impl Judge {
         // After C nothing counts.
         if known.confirmed.is_none_or(|before| moment.at < before + plan.believed()) {
             known.confirmed = known.confirmed.max(Some(sent));
-            known.heard = Some(moment.at);
             if at_risk && lives {
                 self.saw(Sometimes::BlipSurvived);
             }
         }
     }
 
-    /// A renewal failed that was sent at `sent`. If another request was confirmed meanwhile, the holder has that.
+    /// The client heard that a nested call was confirmed.
+    pub fn nested(&mut self, moment: Moment, hold: HoldId) {
+        self.known(hold).nested = Some(moment.at);
+    }
+
+    /// A renewal failed that was sent at `sent`. If a nested call was confirmed meanwhile, the holder has that.
     pub fn failed(&mut self, hold: HoldId, sent: Instant) {
         let known = self.known(hold);
         if known.changed.is_some_and(|changed| sent < changed) {
             return;
         }
-        known.at_risk |= known.heard.is_none_or(|heard| heard <= sent);
+        let since = known.confirmed.max(known.nested);
+        known.at_risk |= since.is_none_or(|since| since < sent);
     }
 
     pub fn told_lost(&mut self, now: u64, hold: HoldId) {

@@ -230,7 +230,7 @@ impl Flow {
             return Some(hand);
         }
         let (lost, reads) = (hand.is_lost(), matches!(hand.side(), Side::Read(_)));
-        let calm = self.is_fair(hand.side().name());
+        let calm = self.is_fair();
         let saw = |what| self.world().lock().judge.saw(what);
         let side = match hand.side() {
             // It is as it was, or somebody else's: the belief goes on.
@@ -273,7 +273,7 @@ impl Flow {
 
     async fn gives_back(&mut self, mut hand: Hand) {
         let lost = hand.is_lost();
-        let calm = self.is_fair(hand.side().name());
+        let calm = self.is_fair();
         match self.dice.below(20) {
             0..=6 => drop(hand),
             7..=8 => {

@@ -602,6 +602,9 @@ impl Store for Client {
                 Ok(Acquired::Granted { sent, .. }) => {
                     inner.judge.hears(world.now(), hold.0, &name);
                     inner.judge.confirmed(&world.plan, world.moment(), hold, *sent);
+                    if count > 1 {
+                        inner.judge.nested(world.moment(), hold);
+                    }
                 }
                 Ok(Acquired::NotYours(_)) => inner.judge.told_lost(world.now(), hold),
                 Ok(_) => inner.judge.hears(world.now(), hold.0, &name),

@@ -9,6 +9,8 @@ use leasehold::store::Name;
 /// A future that nobody polls, or nobody polled for a while.
 pub struct Alone {
     client: usize,
+    /// Without one it is many.
+    task: Option<u64>,
     /// Without one it is any name.
     name: Option<Name>,
     /// Until when those who want the name in its process may have to wait for it.
@@ -37,13 +39,13 @@ impl Judge {
         self.saw(Sometimes::LeftAlone);
         self.note(now, format_args!("c{client} t{task} is not polled"));
         let name = Some(Name::new(name).expect("it was locked"));
-        self.alone.push(Alone { client, name, until, polled: NEVER });
+        self.alone.push(Alone { client, task: Some(task), name, until, polled: NEVER });
         self.alone.len() - 1
     }
 
     /// Tasks of a process are not polled before `polled`, for which it may have to wait until then.
     pub fn all_alone(&mut self, client: usize, until: u64, polled: u64) {
-        self.alone.push(Alone { client, name: None, until, polled });
+        self.alone.push(Alone { client, task: None, name: None, until, polled });
     }
 
     pub fn polled_again(&mut self, now: u64, which: usize) {
@@ -56,15 +58,21 @@ impl Judge {
         self.alone_with(client, name).map(|each| each.until).max().unwrap_or(0)
     }
 
-    /// Whether what a process asks about a name now must be answered.
-    pub fn is_fair(&self, plan: &Plan, now: u64, client: usize, name: &str) -> bool {
-        let name = Name::new(name).expect("it was locked");
-        let polled = self.all_polled(client, &name).saturating_add(plan.settled());
-        self.is_calm_for(now, plan.settled()) && now > polled
+    /// Whether what a process asks now must be answered: nothing goes wrong, and its tasks have all been polled for long.
+    pub fn is_fair(&self, plan: &Plan, now: u64, client: usize) -> bool {
+        let stalls = self.alone.iter().filter(|each| each.client == client && each.task.is_none());
+        let polled = stalls.map(|each| each.polled).max().unwrap_or(0);
+        self.is_calm_for(now, plan.settled()) && now > polled.saturating_add(plan.settled())
+    }
+
+    /// Whether its own future was not polled for a while.
+    pub(super) fn was_left_alone(&self, wait: &super::Wait) -> bool {
+        self.alone_with(wait.client, &wait.name)
+            .any(|each| each.task == Some(wait.task) && each.polled >= wait.since)
     }
 
     /// Since when all are polled that want a name in a process.
-    pub(super) fn all_polled(&self, client: usize, name: &Name) -> u64 {
+    fn all_polled(&self, client: usize, name: &Name) -> u64 {
         self.alone_with(client, name).map(|each| each.polled).max().unwrap_or(0)
     }
 

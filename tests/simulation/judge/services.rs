@@ -47,12 +47,19 @@ impl Judge {
         }
     }
 
+    /// A fault took away what the server had granted before this time.
+    fn was_wounded_before(&self, hold: HoldId, time: u64) -> bool {
+        self.known.get(&hold).is_some_and(|known| known.wounded && known.created <= time)
+    }
+
     /// The body of a job begins.
     pub fn job_begins(&mut self, now: u64, hold: HoldId) {
         let done = self.services.done.iter().filter(|done| done.confirmed);
         let sound = |done: &&Done| now < done.closed_until() && !self.is_wounded(done.hold);
         let again = done.clone().find(sound).map(|done| (done.hold, done.at));
-        if let (Some((other, at)), false) = (again, self.is_wounded(hold)) {
+        if let Some((other, at)) = again
+            && !self.was_wounded_before(hold, at)
+        {
             self.fail(now, format_args!("{hold:?} runs the job that {other:?} did at {at} ms"));
         }
         self.services.begun.push((now, hold));
@@ -73,7 +80,11 @@ impl Judge {
         };
         done.confirmed = true;
         let closed = done.at + 1..done.closed_until();
-        let again = self.services.begun.iter().find(|(at, _)| closed.contains(at));
+        let done_at = done.at;
+        let again =
+            self.services.begun.iter().find(|(at, other)| {
+                closed.contains(at) && !self.was_wounded_before(*other, done_at)
+            });
         if let (Some((at, other)), false) = (again.copied(), wounded) {
             self.fail(now, format_args!("{other:?} runs at {at} ms the job that {hold:?} did"));
         }

@@ -725,7 +725,7 @@ async fn unanswered_release_of_a_lost_hold_ends_no_silence() {
 
 /// A reader whose release had no answer has left. The store answers again, and another reader of the process holds on.
 #[tokio::test(start_paused = true)]
-async fn silence_about_a_release_ends_with_its_hold_beside_another_reader() {
+async fn silence_of_a_release_ends_with_its_hold() {
     let setup = Setup::new();
     let gone = setup.leases.rw_lock("n").read().await.unwrap();
     sleep(T / 2).await;

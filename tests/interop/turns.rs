@@ -24,6 +24,8 @@ scenarios! {
 
 const STAYS_LONG: [u64; 2] = [100, 25];
 const HARDLY_STAYS: [u64; 2] = [1, 0];
+/// In these seconds there are some 30 to 60 waits, most far below the mean and a few far above. Of 10, a tenth would be chance.
+const OF_MANY: u64 = 6;
 
 async fn java_has_turns_beside_a_crowd_of_rust_that_stays_long(world: &World) {
     let [one, other] = STAYS_LONG.map(|inside| one_java(world, inside, length(20)));
@@ -34,7 +36,7 @@ async fn java_has_turns_beside_a_crowd_of_rust_that_stays_long(world: &World) {
 async fn java_has_turns_beside_a_crowd_of_rust_that_hardly_stays(world: &World) {
     let mut all = Vec::new();
     for inside in HARDLY_STAYS {
-        all.push(one_java(world, inside, length(2)).await);
+        all.push(one_java(world, inside, length(OF_MANY)).await);
     }
     judge(world, "Java beside 32 of Rust", &mut all);
 }
@@ -48,8 +50,7 @@ async fn rust_has_turns_beside_a_crowd_of_java_that_stays_long(world: &World) {
 async fn rust_has_turns_beside_a_crowd_of_java_that_hardly_stays(world: &World) {
     let mut all = Vec::new();
     for inside in HARDLY_STAYS {
-        // Most of its waits are far below the mean, and a few far above: a tenth of 20 waits would be chance.
-        all.push(one_rust(world, inside, length(6)).await);
+        all.push(one_rust(world, inside, length(OF_MANY)).await);
     }
     judge(world, "Rust beside 32 of Java", &mut all);
 }

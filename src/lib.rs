@@ -192,54 +192,38 @@
 )]
 
 pub mod clock;
-mod election;
 mod engine;
 mod error;
-mod fair_lock;
-pub mod guard;
 #[cfg(doc)]
 pub mod guide;
-mod handle;
-mod lease;
-mod lock;
+mod locks;
 mod manager;
-#[cfg(feature = "metrics")]
-mod metrics;
-mod multi_lock;
 mod observe;
-mod once;
-mod panics;
-mod runtime;
-mod rw_lock;
-mod semaphore;
-mod slots;
-mod steal;
 pub mod store;
-mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod together;
 #[cfg(feature = "tower")]
 pub mod tower;
-mod trace;
+mod util;
 
-pub use election::{Candidate, Election, Leader, Leadership, View};
 pub use error::{Error, ErrorKind, Fate, Loss, Result};
-pub use fair_lock::FairLock;
-pub use lease::{Lease, LeaseState};
-pub use lock::{Holder, Lock};
+pub use locks::election::{Candidate, Election, Leader, Leadership, View};
+pub use locks::fair_lock::FairLock;
+pub use locks::guard;
+pub use locks::lease::{Lease, LeaseState};
+pub use locks::lock::{Holder, Lock};
+pub use locks::multi_lock::{MultiLease, MultiLock};
+pub use locks::once::{Job, Once};
+pub use locks::rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
+pub use locks::semaphore::{Permit, Semaphore, Usage};
+pub use locks::slots::{Slot, Slots};
 pub use manager::{Builder, CloseError, Holding, LeaseManager};
 #[cfg(feature = "metrics")]
-pub use metrics::Metrics;
-pub use multi_lock::{MultiLease, MultiLock};
+pub use observe::metrics::Metrics;
 pub use observe::{
     Event, EventKind, Events, Health, How, LeadershipHealth, Observer, Operation, Outcome, Refusal,
     Stats,
 };
-pub use once::{Job, Once};
-pub use rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
-pub use semaphore::{Permit, Semaphore, Usage};
-pub use slots::{Slot, Slots};
 pub use store::{
     Act, Check, Closed, Finding, HolderId, HolderInfo, Mark, Metadata, Mode, Note, Owner,
     Preflight, Unfit, Waiting,

@@ -10,7 +10,7 @@ use fred::types::config::{Config, ConnectionConfig, TcpConfig};
 use fred::types::{Builder, ClusterHash, CustomCommand, Value};
 use std::time::Duration;
 
-include!("../../src/store/redis/compose.rs");
+include!("../../src/store/redis/scripts/compose.rs");
 
 /// leasehold's script for a lone acquire.
 pub const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", acquire);

@@ -6,7 +6,7 @@ use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::{ClusterHash, CustomCommand, Value};
 
-include!("../../src/store/redis/compose.rs");
+include!("../../src/store/redis/scripts/compose.rs");
 
 /// leasehold's script for the acquires of a set, and that for several requests in one call, which releases them.
 const ACQUIRE_ALL: &str = compose!("../../src/store/redis/scripts/", acquire_all);

@@ -25,7 +25,7 @@
 //!    before.
 //! 8. **Nothing delays a token.** The code that fires tokens at `C` ([`watchdog`]) runs no store,
 //!    no client, no log subscriber and no user code but wakers. Everything that calls the store
-//!    runs elsewhere ([`worker`]). Traces are written by their own thread ([`trace`](crate::trace)).
+//!    runs elsewhere ([`background`]). Traces are written by their own thread ([`trace`](crate::util::trace)).
 //! 9. **Tokens depend on no runtime of the user**, unless the clock is tokio's, which only a
 //!    runtime can pause. Then watchdog and worker are one task of a runtime. When that runtime
 //!    ends, a call that waits or holds on another runtime restarts them there. Until then, and
@@ -44,75 +44,32 @@
 //! Dropping the last manager cancels `stop` alone.
 
 mod acquire;
-mod ask;
-mod asker;
-mod attempt;
-mod close;
-mod cohort;
-mod convert;
-mod core;
-mod describer;
-mod description;
-#[expect(clippy::module_inception, reason = "it runs the engine")]
-mod engine;
-mod handed_off;
-mod handoff;
-mod heartbeat;
-mod heirs;
-mod hints;
+mod admin;
+mod background;
 mod hold;
-mod job;
-mod life;
-mod members;
-mod metadata;
-mod mode;
-mod name_entry;
-mod offers;
-mod options;
+mod machine;
 mod panic_guard;
-mod pause;
-mod place;
-mod presence;
-mod queue;
-mod reaper;
-mod release;
-mod renewal;
-mod revoke;
-mod schedule;
-mod seat;
-mod seen;
-mod served;
-mod set_call;
-mod share;
+mod run;
+mod shared;
 #[cfg(test)]
 mod shared_mode_tests;
 mod spare;
-mod state;
-mod steal;
-mod tell;
-mod terms;
 mod thread;
-mod ticket;
-mod timed;
-mod timing;
-mod turn;
-mod waiters;
 mod watchdog;
-mod worker;
 
+pub(crate) use acquire::set::SetCall;
+pub(crate) use acquire::timed::Timed;
 pub(crate) use acquire::{AFTER_EXPIRY, Claim, Polling, WaitLimit, Wanted, acquire, acquire_as};
-pub(crate) use close::Closed;
-pub(crate) use convert::{Converted, convert};
-pub(crate) use core::{Core, Settings};
-pub(crate) use engine::Engine;
-pub(crate) use heartbeat::Heartbeat;
-pub(crate) use hold::Hold;
-pub(crate) use metadata::LeaderEntry;
-pub(crate) use options::{Caller, Options, setters};
-pub(crate) use set_call::SetCall;
-pub(crate) use share::Share;
-pub(crate) use state::Phase;
-pub(crate) use steal::{steal, want};
-pub(crate) use terms::check_stall_after;
-pub(crate) use timed::Timed;
-pub(crate) use timing::Timing;
+pub(crate) use admin::close::Closed;
+pub(crate) use admin::steal::{steal, want};
+pub(crate) use hold::convert::{Converted, convert};
+pub(crate) use hold::describe::LeaderEntry;
+pub(crate) use machine::hold::Phase;
+pub(crate) use machine::pulse::Heartbeat;
+pub(crate) use machine::share::Share;
+pub(crate) use machine::timing::Timing;
+pub(crate) use run::Engine;
+pub(crate) use shared::core::{Core, Settings};
+pub(crate) use shared::hold::Hold;
+pub(crate) use shared::options::{Caller, Options, setters};
+pub(crate) use shared::terms::check_stall_after;

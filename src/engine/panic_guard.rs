@@ -1,6 +1,6 @@
 //! Distinguishes a panic of the engine from a panic elsewhere.
 
-use super::core::Core;
+use super::shared::core::Core;
 use crate::error::Loss;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
     use crate::engine::{Engine, Settings, Timing};
     use crate::error::ErrorKind;
-    use crate::lock::Lock;
+    use crate::locks::lock::Lock;
     use crate::store::MemoryStore;
 
     #[tokio::test]

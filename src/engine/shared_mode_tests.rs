@@ -1,13 +1,13 @@
 //! Tests of modes that share a name, on a store for the tests.
 
 use super::acquire::{WaitLimit, acquire};
-use super::convert::convert;
-use super::core::{Core, Settings};
-use super::engine::Engine;
-use super::hold::Hold;
-use super::share::Share;
-use super::state::Phase;
-use super::timing::Timing;
+use super::hold::convert::convert;
+use super::machine::hold::Phase;
+use super::machine::share::Share;
+use super::machine::timing::Timing;
+use super::run::Engine;
+use super::shared::core::{Core, Settings};
+use super::shared::hold::Hold;
 use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{

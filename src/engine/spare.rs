@@ -10,10 +10,10 @@
 //! pays for it. Only when the watchdog is late, or does not end what it has begun, it looks at each hold.
 //! `max_hold` and `stall_after` can fire later, by the time between two looks.
 
-use super::core::Core;
-use super::hold::Hold;
+use super::machine::hold::State;
 use super::panic_guard::guarded;
-use super::state::State;
+use super::shared::core::Core;
+use super::shared::hold::Hold;
 use super::thread::spawn_thread;
 use crate::clock::{self, Instant, Sleeper};
 use std::sync::{Arc, OnceLock};

@@ -1,7 +1,7 @@
 //! Starts the threads of the engine.
 
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::trace;
+use crate::util::trace;
 use std::time::Duration;
 
 /// The most threads of such a runtime for calls that block: lookups of host names. A name server that hangs keeps one

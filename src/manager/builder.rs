@@ -3,7 +3,7 @@
 use crate::engine::{Settings, Timing, check_stall_after};
 use crate::error::{Error, Result};
 use crate::observe::{Observer, Observers};
-use crate::store::remote::{Remote, Replicas};
+use crate::store::connect::remote::{Remote, Replicas};
 use crate::store::{Fencing, Owner, Preflight};
 #[cfg(doc)]
 use crate::{ErrorKind, LeaseManager, Loss};

@@ -1,7 +1,7 @@
 //! Reports the state of a manager to an operator, without I/O.
 
 use super::LeaseManager;
-use crate::lease::LeaseState;
+use crate::locks::lease::LeaseState;
 use crate::observe::{Events, Health, Stats};
 use crate::store::{HolderId, Mode};
 use std::time::Duration;

@@ -3,7 +3,7 @@
 use super::event::{EventKind, How, Operation, Refusal};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Loss};
-use crate::sync::Mutex;
+use crate::util::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 

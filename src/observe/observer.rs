@@ -1,9 +1,9 @@
 //! Observers, and the thread that calls each of them.
 
-use super::board::{Board, Taken, drop_each};
 use super::event::Event;
 #[cfg(doc)]
 use super::event::EventKind;
+use super::queues::{Board, Taken, drop_each};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use std::collections::VecDeque;
 use std::fmt;

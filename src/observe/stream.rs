@@ -1,7 +1,7 @@
 //! Events as a stream.
 
-use super::board::Board;
 use super::event::Event;
+use super::queues::Board;
 use futures_core::Stream;
 use std::fmt;
 use std::future::poll_fn;

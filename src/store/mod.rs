@@ -6,61 +6,42 @@
 //! [`stores`](crate::guide::stores) compares the stores; [`redis`](crate::guide::redis), [`quorum`](crate::guide::quorum)
 //! and [`zookeeper`](crate::guide::zookeeper) describe each.
 
-mod capabilities;
-mod keep;
+pub(crate) mod connect;
+pub(crate) mod contract;
 mod memory;
-pub(crate) mod metadata;
-mod mode;
-pub(crate) mod name;
-pub(crate) mod note;
-pub(crate) mod options;
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
-pub(crate) mod outage;
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
-pub(crate) mod pauses;
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
-mod percent;
-pub(crate) mod preflight;
 mod quorum;
-mod reason;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-pub(crate) mod remote;
-mod request;
-mod signal;
-mod target;
-pub(crate) mod url;
-mod verdict;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
-pub use capabilities::{Capabilities, Line};
-pub use keep::{Closed, Keep, Mark};
-pub use memory::MemoryStore;
-pub(crate) use metadata::manager_of;
-pub use metadata::{Annotate, Describe, Metadata, Owner, Owners};
-pub(crate) use mode::IDLE_SEMAPHORE;
-pub use mode::Mode;
-pub(crate) use name::NameMap;
-pub use name::{HolderId, Name};
-pub(crate) use note::steal_by_force;
-pub use note::{Hint, Inbox, InboxSender, Note, ReadNote, Steal, Want};
-pub use options::ConnectOptions;
-pub use preflight::{Check, Finding, Preflight, Unfit};
-pub(crate) use quorum::NodeOpener;
-pub use quorum::{NoMajority, NodeVerdict, Quorum};
-pub use reason::{Act, Reason};
-#[cfg(feature = "redis")]
-pub use redis::RedisStore;
-pub use request::{
+pub use connect::options::ConnectOptions;
+pub use connect::preflight::{Check, Finding, Preflight, Unfit};
+pub use contract::capabilities::{Capabilities, Line};
+pub use contract::keep::{Closed, Keep, Mark};
+pub(crate) use contract::metadata::manager_of;
+pub use contract::metadata::{Annotate, Describe, Metadata, Owner, Owners};
+pub(crate) use contract::mode::IDLE_SEMAPHORE;
+pub use contract::mode::Mode;
+pub(crate) use contract::name::NameMap;
+pub use contract::name::{HolderId, Name};
+pub(crate) use contract::note::steal_by_force;
+pub use contract::note::{Hint, Inbox, InboxSender, Note, ReadNote, Steal, Want};
+pub use contract::reason::{Act, Reason};
+pub use contract::request::{
     Acquire, Fencing, ForceRelease, Inspect, Leave, Place, Release, RenewBatch, Renewal, Resize,
     Wait,
 };
-pub use signal::{Signal, Wakeups};
-pub use target::Target;
-pub use verdict::{
+pub use contract::signal::{Signal, Wakeups};
+pub use contract::target::Target;
+pub use contract::verdict::{
     Absence, Acquired, HolderInfo, Inspection, Released, Renewed, SetVerdicts, Waiting,
 };
+pub use memory::MemoryStore;
+pub(crate) use quorum::NodeOpener;
+pub use quorum::{NoMajority, NodeVerdict, Quorum};
+#[cfg(feature = "redis")]
+pub use redis::RedisStore;
 #[cfg(feature = "zookeeper")]
 pub use zookeeper::ZooKeeperStore;
 

@@ -9,7 +9,7 @@ use crate::store::{
     Leave, Name, Note, Owner, Owners, ReadNote, Release, Released, RenewBatch, Renewed, Resize,
     SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
-use crate::sync::Mutex;
+use crate::util::sync::Mutex;
 use async_trait::async_trait;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Refuses requests of holders that have lost their lease, on the side of the resource.
 
-use crate::sync::Mutex;
+use crate::util::sync::Mutex;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use std::collections::HashMap;
 use std::fmt;
@@ -195,7 +195,7 @@ impl<K, S> FenceGuardService<K, S> {
         match self.guard.seen.lock().stale(key, token) {
             Some(seen) => {
                 #[cfg(feature = "metrics")]
-                crate::metrics::count_refused_fence();
+                crate::observe::metrics::count_refused_fence();
                 Err((StatusCode::PRECONDITION_FAILED, Some(seen)))
             }
             None => Ok(()),

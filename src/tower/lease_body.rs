@@ -1,7 +1,7 @@
 //! A response body that may keep a lease.
 
 use crate::error::{Error, Loss};
-use crate::lease::Lease;
+use crate::locks::lease::Lease;
 use http_body::{Body, Frame, SizeHint};
 use std::error::Error as StdError;
 use std::fmt;

@@ -8,7 +8,7 @@
 
 use super::lease_body::LeaseBody;
 use crate::error::{Error, ErrorKind, Loss, Result as LeaseResult};
-use crate::lease::{Lease, Reporter};
+use crate::locks::lease::{Lease, Reporter};
 use crate::manager::LeaseManager;
 use crate::store::{HolderId, HolderInfo};
 use http::header::RETRY_AFTER;

@@ -5,7 +5,7 @@ use kit::{Cluster, Reply, Server, within};
 use leasehold::{ErrorKind, Leader, LeaseManager, View};
 use std::time::{Duration, Instant};
 
-include!("../../src/store/redis/compose.rs");
+include!("../../src/store/redis/scripts/compose.rs");
 
 const ANNOTATE: &str = compose!("../../src/store/redis/scripts/", annotate, "publish");
 const KEYS: [&str; 2] = ["n", "leasehold_meta:{n}"];

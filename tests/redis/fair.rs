@@ -7,7 +7,7 @@ use leasehold::{ErrorKind, LeaseManager};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-include!("../../src/store/redis/compose.rs");
+include!("../../src/store/redis/scripts/compose.rs");
 
 const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", line_acquire, "publish");
 const RELEASE: &str = compose!("../../src/store/redis/scripts/", line_release, "publish");

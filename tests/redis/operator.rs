@@ -23,7 +23,7 @@ fn builder() -> Builder {
 fn lines(trace: &Trace, server: &Server) -> Vec<Traced> {
     let place = format!("127.0.0.1:{}", server.port());
     trace.matching(|event| {
-        event.target == "leasehold::store::outage" && event.field("server") == place
+        event.target == "leasehold::store::connect::outage" && event.field("server") == place
     })
 }
 

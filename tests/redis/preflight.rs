@@ -25,7 +25,7 @@ fn warnings(trace: &Trace) -> Vec<(String, String)> {
     of_settings
         .map(|event| {
             assert_eq!(event.level, Level::WARN);
-            assert_eq!(event.target, "leasehold::store::redis::checkup");
+            assert_eq!(event.target, "leasehold::store::redis::checks::settings");
             (event.field("server").to_owned(), event.message().to_owned())
         })
         .collect()

@@ -5,7 +5,7 @@ use kit::look::{channel, fence_key};
 use kit::{Reply, Resp, Server};
 use std::time::Duration;
 
-include!("../../src/store/redis/compose.rs");
+include!("../../src/store/redis/scripts/compose.rs");
 
 const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", acquire);
 const RELEASE: &str = compose!("../../src/store/redis/scripts/", release, "publish");

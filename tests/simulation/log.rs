@@ -18,18 +18,18 @@ use tracing::{Event, Metadata, Subscriber};
 
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
 const IN_CALLS: [&str; 8] = [
-    "leasehold::election::candidate",
-    "leasehold::once",
-    "leasehold::engine::hints",
-    "leasehold::lease",
+    "leasehold::locks::election::candidate",
+    "leasehold::locks::once",
+    "leasehold::engine::acquire::hints",
+    "leasehold::locks::lease",
     "leasehold::engine::acquire",
-    "leasehold::engine::acquire::again",
+    "leasehold::engine::acquire::reenter",
     "leasehold::engine::acquire::asking",
     "leasehold::engine::acquire::line",
 ];
 
 /// What writes in a task of its own on the user's runtime, which delays no engine.
-const VIEW: &str = "leasehold::election::view";
+const VIEW: &str = "leasehold::locks::election::view";
 
 /// The log of one run; at its end the log goes on.
 pub struct Log {

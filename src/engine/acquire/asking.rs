@@ -1,12 +1,12 @@
 //! Asks the store for a name, until it grants it.
 
-use super::super::attempt::Attempt;
-use super::super::heirs::Heirs;
-use super::super::hints::Hints;
-use super::super::life::Grant;
-use super::super::turn::{Kept, Turn};
 use super::AcquireLoop;
+use super::attempt::Attempt;
+use super::hints::Hints;
+use super::turn::{Kept, Turn};
 use crate::clock::Instant;
+use crate::engine::machine::heirs::Heirs;
+use crate::engine::shared::life::Grant;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::Acquired;

@@ -1,9 +1,9 @@
 //! Waits between the attempts of a caller that waits in no queue.
 
-use super::super::core::Core;
-use super::super::hints::Hints;
 use super::AFTER_EXPIRY;
+use super::hints::Hints;
 use crate::clock::Instant;
+use crate::engine::shared::core::Core;
 use crate::error::{Error, Result};
 use crate::store::{Name, Target};
 use std::time::Duration;

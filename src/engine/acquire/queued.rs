@@ -1,12 +1,12 @@
 //! Waits behind other flows of this process.
 
-use super::super::hints::Hints;
-use super::super::hold::Hold;
-use super::super::ticket::{Admission, Ticket, Waits};
+use super::hints::Hints;
+use super::ticket::{Admission, Ticket, Waits};
 use super::{AcquireLoop, Claim, FIRST_GAP};
 use crate::clock::Instant;
+use crate::engine::shared::hold::Hold;
 use crate::error::Result;
-use crate::trace;
+use crate::util::trace;
 use std::convert::Infallible;
 use std::sync::Arc;
 use tokio::time::timeout;

@@ -1,8 +1,8 @@
 //! Asks the store for permits, while a hold of this process can be handed off to this flow as well.
 
-use super::super::hold::Hold;
-use super::super::turn::Turn;
+use super::turn::Turn;
 use super::{AcquireLoop, Claim};
+use crate::engine::shared::hold::Hold;
 use crate::error::Result;
 use std::pin::pin;
 

@@ -1,11 +1,11 @@
 //! Waits before the store is asked again.
 
-use super::super::attempt::Attempt;
-use super::super::hints::Hints;
-use super::super::seen::{Found, Listens, Question, Refusal, Seen};
-use super::super::turn::Turn;
+use super::attempt::Attempt;
+use super::hints::Hints;
+use super::turn::Turn;
 use super::{AFTER_EXPIRY, AcquireLoop};
 use crate::clock::Instant;
+use crate::engine::machine::seen::{Found, Listens, Question, Refusal, Seen};
 use crate::store::HolderId;
 use std::pin::pin;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use super::State;
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::store::mode::Kind;
+use crate::store::contract::mode::Kind;
 use crate::store::{Annotate, Describe, Owner, Owners};
 
 impl State {

@@ -3,7 +3,7 @@
 use super::{Entry, MemoryStore, State};
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::store::note::NOTE_KEPT;
+use crate::store::contract::note::NOTE_KEPT;
 use crate::store::{
     Absence, Acquired, Act, ForceRelease, Hint, HolderId, InboxSender, Name, Note, ReadNote, Steal,
     Want,

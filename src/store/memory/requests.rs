@@ -3,7 +3,7 @@
 use super::{Shared, State};
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::store::mode::Kind;
+use crate::store::contract::mode::Kind;
 use crate::store::{Release, Released, RenewBatch, Renewed, Resize};
 
 impl State {

@@ -3,7 +3,7 @@
 use super::waiter::{Waiter, arrived};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::store::mode::Kind;
+use crate::store::contract::mode::Kind;
 use crate::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, HolderInfo, IDLE_SEMAPHORE, Inspection, Mode,
     Released, Resize,

@@ -1,15 +1,15 @@
 //! Acquires names, in ballots in which all nodes are asked at once.
 
 use super::holds::Held;
-use super::load::refused;
 use super::node::Ballot;
-use super::same::abstain;
-use super::sides::stray;
+use super::node::admission::refused;
+use super::node::node_modes::stray;
+use super::node::same_server::abstain;
 use super::tally::{Tally, absence, describe_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::mode::Kind;
+use crate::store::contract::mode::Kind;
 use crate::store::{Absence, Acquire, Acquired, Mode, Place, Release, StoreFuture, failed, usable};
 use std::sync::Arc;
 use std::time::Duration;

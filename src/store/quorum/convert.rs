@@ -8,13 +8,13 @@
 //!   majority has changed, those that have are changed back; until then they refuse other readers. The hold reads on if a
 //!   majority has it in either mode.
 //!
-//! [`sides`]: super::sides
+//! [`sides`]: super::node::node_modes
 
 use super::acquire::{granted, remaining, stale};
 use super::holds::{Held, Holds, Places};
+use super::node::node_modes::{Sides, unsettled};
+use super::node::queue::bounded;
 use super::node::{Ballot, Node};
-use super::queue::bounded;
-use super::sides::{Sides, unsettled};
 use super::tally::{Answers, Tally, absence, describe_acquired};
 use super::{Inner, node_limit};
 use crate::error::{Error, ErrorKind, Fate, Result};

@@ -1,9 +1,9 @@
 //! The holds of one handle on the quorum, and their holder ids at the nodes.
 
-use super::sides::Sides;
+use super::node::node_modes::Sides;
 use crate::clock::Instant;
 use crate::store::{HolderId, Mode};
-use crate::sync::Mutex;
+use crate::util::sync::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, MutexGuard};

@@ -19,7 +19,7 @@ impl Inner {
             let request = Annotate { holder, timeout: limit, ..request.clone() };
             async move {
                 let written = tokio::time::timeout(limit, node.store.annotate(request)).await;
-                let written = written.unwrap_or_else(|_| Err(super::queue::timed_out()));
+                let written = written.unwrap_or_else(|_| Err(super::node::queue::timed_out()));
                 answers.send(node.index, written);
             }
         });
@@ -44,7 +44,7 @@ impl Inner {
             let request = Describe { timeout: limit, ..request.clone() };
             async move {
                 let written = tokio::time::timeout(limit, node.store.describe(request)).await;
-                let written = written.unwrap_or_else(|_| Err(super::queue::timed_out()));
+                let written = written.unwrap_or_else(|_| Err(super::node::queue::timed_out()));
                 answers.send(node.index, written);
             }
         });

@@ -2,27 +2,19 @@
 //! nodes.
 
 mod acquire;
-mod asked;
+mod connect;
 mod convert;
 mod holds;
 mod inspect;
-mod load;
 mod metadata;
 mod node;
 mod notes;
-mod opening;
-mod queue;
 mod release;
 mod renew;
-mod repair;
-mod same;
-mod sides;
-mod sweep;
 mod tally;
-mod voters;
 mod wake;
 
-pub(crate) use opening::NodeOpener;
+pub(crate) use connect::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{

@@ -5,7 +5,7 @@ use super::tally::{Tally, absence, describe_renewed};
 use super::{Inner, node_limit};
 use crate::error::Result;
 use crate::store::{Absence, HolderId, RenewBatch, Renewed};
-use crate::trace;
+use crate::util::trace;
 use std::sync::Arc;
 use tracing::Level;
 

@@ -1,11 +1,11 @@
 //! Forwards wake-ups and reconnects from all nodes.
 
 use super::node::Node;
-use super::same::find_shared_servers;
+use super::node::same_server::find_shared_servers;
 use super::tally::Tally;
 use crate::error::Result;
 use crate::store::{Signal, StoreFuture, Wait, Wakeups};
-use crate::sync::Mutex;
+use crate::util::sync::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;

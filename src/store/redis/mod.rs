@@ -5,52 +5,18 @@
 //! calls are in flight wait, and leave as one call. Renewals and subscriptions have connections of their own. In a fleet
 //! each server has its own connections, and the routes choose the server.
 
-mod address;
-mod ask;
-mod batcher;
-mod calls;
-mod channels;
-mod checkup;
-mod connection;
-mod defer;
-mod discover;
-mod errors;
-mod fleet;
-mod fleet_subscribers;
-mod health;
-mod keeper;
-mod keys;
-mod line;
-mod listener;
-mod managers;
-mod metadata;
-mod node;
-mod notes;
-mod permits;
-mod pool;
-mod preflight;
-mod renewals;
-mod replies;
-mod requests;
-mod routes;
-mod runtime_batchers;
-mod rw;
+mod checks;
+mod link;
+mod pubsub;
 mod scripts;
-mod sentinels;
-mod sets;
-mod shared;
-mod slot_batcher;
-mod slot_map;
-mod subscriber;
-mod subscriptions;
-mod tls;
-mod url;
+mod send;
+mod topology;
 
-pub(crate) use address::Address;
+pub(crate) use link::address::Address;
 
-use super::mode::Kind;
-use super::options::{Common, in_task};
-use super::remote::Replicas;
+use super::connect::options::{Common, in_task};
+use super::connect::remote::Replicas;
+use super::contract::mode::Kind;
 use super::{
     Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease, Inbox,
     Inspect, Inspection, Leave, Line, Mode, Name, Note, Owner, Owners, ReadNote, Release, Released,
@@ -60,26 +26,26 @@ use super::{
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
-use calls::BATCH_SIZE;
-use checkup::Checkup;
-use connection::{Connection, Connector};
-use keys::Keys;
-use renewals::Caller;
-use replies::Element;
-use requests::Codec;
-use routes::Routes;
-use runtime_batchers::RuntimeBatchers;
+use checks::settings::Checkup;
+use pubsub::subscriptions::Subscriptions;
+use scripts::keys::Keys;
+use scripts::lock::Codec;
+use scripts::reply::Element;
+use scripts::set::AcquireAll;
 use scripts::{AGE, Call, PLAIN, SHARDED, Script, Scripts, slot};
-use sets::AcquireAll;
+use send::RuntimeBatchers;
+use send::calls::BATCH_SIZE;
+use send::renew::Caller;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use subscriptions::Subscriptions;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use topology::routes::Routes;
+use topology::{Connection, Connector};
 use uuid::Uuid;
 
 /// At least so many microseconds pass between two grants of a name, with a release in between.
@@ -257,7 +223,7 @@ impl RedisStore {
             let mut reply = connection.run(&AGE, Call::default(), timeout).await?.into_iter();
             match (reply.next(), reply.next()) {
                 (Some(Element::Int(up)), Some(Element::Text(id))) => Ok((up, id)),
-                _ => Err(replies::malformed_reply()),
+                _ => Err(scripts::reply::malformed_reply()),
             }
         })
         .await
@@ -269,7 +235,7 @@ impl RedisStore {
         work: F,
     ) -> impl Future<Output = Result<T>> + Send + use<T, F> {
         let work = self.runtime.spawn(work);
-        async move { work.await.unwrap_or_else(|_| Err(replies::connection_closed())) }
+        async move { work.await.unwrap_or_else(|_| Err(scripts::reply::connection_closed())) }
     }
 }
 
@@ -318,7 +284,7 @@ impl Store for RedisStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        match permits::check(request.target.mode) {
+        match scripts::permits::check(request.target.mode) {
             Ok(()) => self.batchers.send(request),
             Err(error) => failed(error),
         }
@@ -349,7 +315,7 @@ impl Store for RedisStore {
         let (connection, clock, keys) =
             (self.renewals.clone(), self.clock.clone(), self.keys.clone());
         let caller = Caller { connection, clock, keys, scripts: self.scripts };
-        Box::pin(renewals::renew(caller, batch))
+        Box::pin(send::renew::renew(caller, batch))
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {

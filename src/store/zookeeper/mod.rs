@@ -3,35 +3,17 @@
 //! Each name has a directory of ephemeral sequential nodes, its queue. The first node holds a lock, and each waiter watches
 //! the node before its own. One session serves all leases of a manager.
 //!
-//! The guide has the promises and the costs. `queue.rs` explains who has a name, `liveness.rs` for how long a lease is valid,
-//! `acquire.rs` how a name is acquired, `change.rs` how a reader becomes the writer, `waiter.rs` how a waiter waits,
-//! `session.rs` and `link.rs` how a session outlives its connections.
+//! The guide has the promises and the costs. `lock/queue.rs` explains who has a name, `session/liveness.rs` for how
+//! long a lease is valid, `lock/acquire.rs` how a name is acquired, `lock/convert.rs` how a reader becomes the writer,
+//! `lock/waiter.rs` how a waiter waits, `session/mod.rs` and `session/link.rs` how a session outlives its connections.
 
-mod acquire;
-mod address;
-mod auth;
-mod change;
-mod directories;
-mod errors;
-mod holds;
-mod link;
-mod liveness;
-mod look;
-mod metadata;
-mod names;
-mod nodes;
-mod queue;
-mod recipe;
-mod renew;
+mod lock;
 mod session;
-mod sessions;
-mod size;
-mod ticks;
-mod waiter;
+mod tree;
 
-pub(crate) use address::Address;
+pub(crate) use session::address::Address;
 
-use super::options::in_task;
+use super::connect::options::in_task;
 use super::{
     Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease, Inbox,
     Inspect, Inspection, Leave, Line, Mode, Name, Note, Owner, Owners, Place, ReadNote, Release,
@@ -40,13 +22,12 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::Mutex;
+use crate::util::sync::Mutex;
 use async_trait::async_trait;
-use errors::{in_time, no_session};
-use holds::Holds;
-use names::Role;
-use recipe::Recipe;
-use sessions::Sessions;
+use lock::recipe::Recipe;
+use lock::waiter::Waiter;
+use session::errors::{in_time, no_session};
+use session::sessions::Sessions;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -55,8 +36,9 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
+use tree::holds::Holds;
+use tree::names::Role;
 use uuid::Uuid;
-use waiter::Waiter;
 
 /// The most leases of one renewal.
 const BATCH_SIZE: usize = 1000;

@@ -8,15 +8,15 @@
 //!
 //! | here | there |
 //! |---|---|
-//! | `Server::run` | the scripts in `store/redis/scripts`, each at one instant; `store/memory.rs` |
-//! | `Rules::{deadline, cancel, stale}` | `engine/timing.rs`: D and C count from `s`, before the send |
-//! | `Client::{acquire, ask_again}` | `engine/acquire.rs`, `ask_store`: one token for all requests of an acquire |
+//! | `Server::run` | the scripts in `store/redis/scripts`, each at one instant; `store/memory/mod.rs` |
+//! | `Rules::{deadline, cancel, stale}` | `engine/machine/timing.rs`: D and C count from `s`, before the send |
+//! | `Client::{acquire, ask_again}` | `engine/acquire/mod.rs`, `ask_store`: one token for all requests of an acquire |
 //! | `Client::granted` | the same: a grant with less than T/2 left is released |
-//! | `Client::{abandon, send_sweep}` | `engine/attempt.rs`, `Attempt`, and `engine/reaper.rs`, `Sweep`: released by its token until T after the last send |
-//! | `Client::{renew, confirmed}` | `engine/watchdog.rs`, `State::renewed`: only a confirmation moves D, by its own `s` |
-//! | `Client::nest` | `engine/state/count.rs`: one operation at a time, and the count is absolute |
-//! | `Client::{leave, release_again}` | `engine/state/count.rs`, `engine/release.rs`: belief ends before the release is sent; retried until D |
-//! | `Client::hand_off` | `engine/handoff.rs`, `State::may_hand_off`: bounded, only what is sure, with a reserved fencing token |
+//! | `Client::{abandon, send_sweep}` | `engine/acquire/attempt.rs`, `Attempt`, and `engine/background/jobs.rs`, `Sweep`: released by its token until T after the last send |
+//! | `Client::{renew, confirmed}` | `engine/watchdog/mod.rs`, `State::renewed`: only a confirmation moves D, by its own `s` |
+//! | `Client::nest` | `engine/machine/count.rs`: one operation at a time, and the count is absolute |
+//! | `Client::{leave, release_again}` | `engine/machine/count.rs`, `engine/hold/release.rs`: belief ends before the release is sent; retried until D |
+//! | `Client::hand_off` | `engine/hold/handoff.rs`, `State::may_hand_off`: bounded, only what is sure, with a reserved fencing token |
 //! | `Client::tick` | `State::expire`: told at C, and no renewal after it; over at D |
 //!
 //! What must be so is in [`properties`]. `tests/stores/protocol.rs` checks it with all rules, then drops one rule each, and

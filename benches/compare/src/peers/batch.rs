@@ -2,7 +2,7 @@
 
 use super::bare::{self, FENCED, TOKEN};
 
-include!("../../../../src/store/redis/compose.rs");
+include!("../../../../src/store/redis/scripts/compose.rs");
 
 /// leasehold's script for many requests.
 pub const BATCH: &str = compose!("../../../../src/store/redis/scripts/", batch, "publish");

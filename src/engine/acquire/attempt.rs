@@ -1,0 +1,288 @@
+//! Requests in flight: acquires that a caller waits for.
+//!
+//! A caller sends through a guard of this module. When the caller's future is dropped, the guard's
+//! Drop submits the request, still in flight, to the engine as a [`Job`]. It never spawns and never
+//! blocks, so it works inside and outside a runtime.
+
+use super::set::SetCall;
+use crate::clock::Instant;
+use crate::engine::machine::hold::NestedVerdict;
+use crate::engine::machine::seen::{Left, Question, Refusal};
+use crate::engine::shared::calls::{caught, in_time};
+use crate::engine::shared::core::Core;
+use crate::engine::shared::hold::Hold;
+use crate::engine::shared::job::{Job, Sweep};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{Absence, Acquire, Acquired, HolderId, Steal, StoreFuture, Target};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An outermost acquire: all requests of one holder id, until it is granted or given up. Dropping it
+/// leaves cleanup to the engine.
+pub(crate) struct Attempt<'a> {
+    core: &'a Arc<Core>,
+    sweep: Sweep,
+    flight: Option<StoreFuture<Acquired>>,
+    /// When it was sent, or taken over.
+    since: Instant,
+    /// True if another flow has sent it.
+    taken_over: bool,
+    /// Through which another flow can take it over.
+    question: Option<Arc<Question>>,
+}
+
+impl<'a> Attempt<'a> {
+    pub(crate) fn new(core: &'a Arc<Core>, target: Target, holder: HolderId) -> Self {
+        let (sweep, since) = (Sweep::new(target, holder), Instant::ZERO);
+        Self { core, sweep, flight: None, since, taken_over: false, question: None }
+    }
+
+    /// Takes over a request that another future has sent.
+    pub(in crate::engine) fn resume(
+        core: &'a Arc<Core>,
+        sweep: Sweep,
+        verdict: StoreFuture<Acquired>,
+    ) -> Self {
+        let (since, question) = (core.now(), None);
+        let flight = Some(core.bounded(verdict, since));
+        Self { core, sweep, flight, since, taken_over: false, question }
+    }
+
+    /// Takes over the request of a flow that waits for it no more, if it asks for the same. Returns whether it does.
+    pub(super) fn take_over(
+        &mut self,
+        mut left: Left,
+        ttl: Duration,
+        question: Arc<Question>,
+    ) -> bool {
+        self.sweep.delay = ttl.saturating_sub(self.core.timing.ttl);
+        let Some((sweep, verdict)) = left.take(&self.sweep) else { return false };
+        (self.sweep, self.flight, self.taken_over) = (sweep, Some(verdict), true);
+        (self.since, self.question) = (self.core.now(), Some(question));
+        true
+    }
+
+    /// Asks the store once; [`land`](Self::land) waits for the answer. If this is dropped before, another flow can take the
+    /// request over by `question`. A part of a `set` is sent with the others.
+    pub(in crate::engine) fn send(
+        &mut self,
+        request: Acquire,
+        set: Option<&SetCall>,
+        now: Instant,
+        question: Option<Arc<Question>>,
+    ) {
+        if request.takes_place() {
+            self.sweep.placed = true;
+            self.core.queue.take_place(&request.target.name);
+        }
+        self.sweep.delay = request.ttl.saturating_sub(self.core.timing.ttl);
+        self.flight = Some(match set {
+            Some(set) => set.add(request),
+            None => self.core.acquire(request),
+        });
+        (self.since, self.question) = (now, question);
+    }
+
+    /// Asks the store once to take the name from its holder.
+    pub(in crate::engine) fn steal(
+        &mut self,
+        request: Steal,
+    ) -> impl Future<Output = Result<Acquired>> {
+        self.sweep.delay = request.acquire.ttl.saturating_sub(self.core.timing.ttl);
+        self.since = self.core.now();
+        self.flight = Some(self.core.steal(request));
+        self.land()
+    }
+
+    /// Waits for the request in flight.
+    pub(in crate::engine) async fn land(&mut self) -> Result<Acquired> {
+        let verdict = if std::mem::take(&mut self.taken_over) {
+            // Bounded here and not in the request, which may be taken over many times.
+            in_time(self.core.timing.attempt * 2, land(&mut self.flight)).await
+        } else {
+            land(&mut self.flight).await
+        };
+        self.flight = None;
+        self.core.note_answer(&self.sweep.target.name, self.since, &verdict);
+        if let Some(question) = self.question.take() {
+            question.answered(match verdict {
+                Ok(Acquired::Held { remaining }) => {
+                    let at = self.core.now();
+                    let took = at.saturating_duration_since(self.since);
+                    Some(Refusal { at, took, remaining })
+                }
+                _ => None,
+            });
+        }
+        if let Ok(Acquired::Granted { .. }) = &verdict {
+            // A grant ends the place.
+            self.sweep.placed = false;
+        }
+        if let Err(error) = &verdict
+            && error.fate() != Fate::NotExecuted
+        {
+            self.sweep.unsure(self.core.now() + self.core.delayed_ttl(self.sweep.delay));
+        }
+        verdict
+    }
+
+    pub(crate) fn holder(&self) -> HolderId {
+        self.sweep.holder
+    }
+
+    /// Returns the error of the last request as one of all: an earlier one may have been executed.
+    pub(in crate::engine) fn failed(&self, error: Error) -> Error {
+        match error.fate() {
+            Fate::NotExecuted if self.sweep.unknown > 0 => error.with_fate(Fate::Unknown),
+            _ => error,
+        }
+    }
+
+    /// Accepts the grant. Returns the time until which earlier requests may still arrive.
+    pub(crate) fn accept_grant(mut self) -> Option<Instant> {
+        self.sweep.until.take()
+    }
+
+    /// Has the grant of the request sent at `sent` released.
+    pub(crate) fn undo(mut self, sent: Instant) {
+        self.sweep.unsure(sent + self.core.delayed_ttl(self.sweep.delay));
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let sweep = self.sweep.clone();
+        match self.flight.take() {
+            Some(verdict) => {
+                let left = Left::new(sweep, verdict, self.core.jobs());
+                // Without a question it is dropped here.
+                if let Some(question) = self.question.take() {
+                    question.leave(left);
+                }
+            }
+            None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep)),
+            None if sweep.placed => {
+                self.core.leave_later(sweep.target, sweep.holder);
+            }
+            None => {}
+        }
+    }
+}
+
+/// The count of a request that changes the mode of a hold with one lease.
+const UNCHANGED: u32 = 1;
+
+/// The error of a change of the mode that was refused: the hold is as it was.
+fn refused() -> Error {
+    Error::new(ErrorKind::Unavailable, "the mode was not changed").with_fate(Fate::NotExecuted)
+}
+
+/// A nested acquire, or a change of the mode, between [`Hold::reenter`] and [`Hold::reentered`].
+pub(crate) struct Nested<'a> {
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+    count: u32,
+    /// When the request in flight was sent.
+    sent: Instant,
+    flight: Option<StoreFuture<Acquired>>,
+}
+
+impl<'a> Nested<'a> {
+    pub(crate) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>, count: u32) -> Self {
+        Self { core, hold, count, sent: core.now(), flight: None }
+    }
+
+    /// Begins a change of the mode, which counts as a nested acquire of no more than the one lease.
+    pub(in crate::engine) fn change(core: &'a Arc<Core>, hold: &'a Arc<Hold>) -> Self {
+        Self::new(core, hold, UNCHANGED)
+    }
+
+    /// Ends a change that was refused.
+    pub(in crate::engine) fn refused(self) {
+        let _ = self.end(NestedVerdict::Failed(refused()), false);
+    }
+
+    /// Takes over a request that another future has sent.
+    pub(in crate::engine) fn resume(
+        core: &'a Arc<Core>,
+        hold: &'a Arc<Hold>,
+        count: u32,
+        sent: Instant,
+        verdict: StoreFuture<Acquired>,
+    ) -> Self {
+        Self { core, hold, count, sent, flight: Some(core.bounded(verdict, sent)) }
+    }
+
+    /// Asks the store once. A failure leaves it open; [`Nested::end`] ends it.
+    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = NestedVerdict> {
+        self.sent = self.core.now();
+        self.flight = Some(self.core.acquire(request));
+        self.land()
+    }
+
+    /// Asks the store once to change the mode. A change ends this by [`Nested::changed`], anything else by
+    /// [`Nested::end`].
+    pub(in crate::engine) async fn ask_to_change(&mut self, request: Acquire) -> Result<Acquired> {
+        self.sent = self.core.now();
+        self.flight = Some(self.core.acquire(request));
+        land(&mut self.flight).await
+    }
+
+    /// Ends it after the store has changed the mode. The hold is over then.
+    pub(in crate::engine) fn changed(self) {
+        let _ = std::mem::ManuallyDrop::new(self);
+    }
+
+    /// Waits for the request in flight.
+    pub(in crate::engine) async fn land(&mut self) -> NestedVerdict {
+        match land(&mut self.flight).await {
+            Ok(Acquired::Granted { sent, .. }) => {
+                NestedVerdict::Granted { sent, count: self.count }
+            }
+            Ok(Acquired::NotYours(absence)) => NestedVerdict::NotYours(absence),
+            Ok(Acquired::Held { .. }) if self.count == UNCHANGED => {
+                NestedVerdict::Failed(refused())
+            }
+            // A store must not return this for a nested acquire; it means the same.
+            Ok(Acquired::Held { .. }) => NestedVerdict::NotYours(Absence::Taken),
+            Err(error) => NestedVerdict::Failed(error),
+        }
+    }
+
+    /// Ends the nested acquire. With `keep`, a grant adds one lease.
+    pub(crate) fn end(self, verdict: NestedVerdict, keep: bool) -> Result<()> {
+        // Drop has nothing left to do.
+        let nested = std::mem::ManuallyDrop::new(self);
+        nested.hold.reentered(nested.core, verdict, keep)
+    }
+}
+
+impl Drop for Nested<'_> {
+    fn drop(&mut self) {
+        let hold = Arc::clone(self.hold);
+        match self.flight.take() {
+            Some(verdict) => {
+                let (count, sent) = (self.count, self.sent);
+                self.core.submit(Job::FinishNested { hold, count, sent, verdict });
+            }
+            // Dropped between two attempts: the count in the store is unknown.
+            None => {
+                let error = Error::new(ErrorKind::Unavailable, "the nested acquire was dropped");
+                let _ = hold.reentered(self.core, NestedVerdict::Failed(error), false);
+            }
+        }
+    }
+}
+
+/// Awaits a request in place, so that a guard's Drop finds it while it is in flight.
+async fn land<T>(flight: &mut Option<StoreFuture<T>>) -> Result<T> {
+    let verdict = match flight {
+        Some(request) => caught(request).await,
+        None => {
+            Err(Error::new(ErrorKind::Unavailable, "nothing was sent").with_fate(Fate::NotExecuted))
+        }
+    };
+    *flight = None;
+    verdict
+}

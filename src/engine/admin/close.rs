@@ -1,0 +1,82 @@
+//! Ends all leases of a manager.
+
+use crate::engine::shared::core::Core;
+use crate::engine::shared::hold::Hold;
+use crate::engine::shared::life::lose_all;
+use crate::error::{Error, Loss};
+use crate::util::trace;
+use std::collections::HashSet;
+use std::pin::pin;
+use std::sync::Arc;
+use tokio::task::coop::consume_budget;
+
+/// The outcome of a close.
+pub(crate) struct Closed {
+    pub(crate) released: usize,
+    /// The names that could not be released, with their errors.
+    pub(crate) failed: Vec<(String, Error)>,
+}
+
+impl Core {
+    /// Fires all tokens, waits for the releases, and ends the engine.
+    pub(crate) async fn close(self: &Arc<Self>) -> Closed {
+        self.ensure_running();
+        self.set_closed();
+        // Before the first await: a close that is dropped there has fired all tokens.
+        let holds = self.lose_everything();
+        consume_budget().await;
+        let until = self.now() + self.timing.grace + self.timing.attempt * 2;
+        let until = *self.closing_until.get_or_init(|| until);
+        let mut closed = Closed { released: 0, failed: Vec::new() };
+        for hold in holds {
+            let over = pin!(hold.until_over());
+            let in_time = tokio::select! {
+                biased;
+                () = self.attend(over) => true,
+                () = self.clock().sleep_until(until) => hold.is_over(),
+            };
+            let name = || hold.name.to_string();
+            match hold.release_error() {
+                Some(error) => closed.failed.push((name(), error)),
+                None if in_time => closed.released += 1,
+                None => closed.failed.push((name(), Error::silent())),
+            }
+        }
+        tokio::select! {
+            biased;
+            () = self.until_no_call() => {}
+            () = self.clock().sleep_until(until) => {}
+        }
+        self.stop.cancel();
+        let ended = pin!(async {
+            self.stopped.cancelled().await;
+            trace::written().await;
+            self.board.until_seen().await;
+        });
+        tokio::select! {
+            biased;
+            () = self.attend(ended) => {}
+            () = self.clock().sleep_until(self.now() + self.timing.attempt * 2) => {}
+        }
+        closed
+    }
+
+    /// Loses all holds. Returns the holds whose end `close` waits for.
+    fn lose_everything(self: &Arc<Self>) -> Vec<Arc<Hold>> {
+        let mut names = HashSet::new();
+        let mut all = Vec::new();
+        for hold in self.queue.holds() {
+            if !names.insert(hold.name.clone()) {
+                continue;
+            }
+            // A hold that was handed off meanwhile has ended; only the lost one is to be released.
+            let lost = lose_all(self, &hold.name, Loss::Closed);
+            let before = all.len();
+            all.extend(lost.into_iter().filter(|hold| hold.loss().is_some()));
+            if all.len() == before {
+                all.push(hold);
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,5 @@
+//! What an operator or the end of a manager does: it takes a name, forces it open, or ends all leases.
+
+pub(super) mod close;
+mod revoke;
+pub(super) mod steal;

@@ -1,0 +1,217 @@
+//! Takes a name from its holder, wherever that is.
+//!
+//! # Invariants
+//!
+//! 1. **From the holder that was seen, and from no other.** The request names it. If another came meanwhile, nothing is taken.
+//! 2. **Tokens first.** If the holder is of this manager, its token fires before the request leaves, and a grant that is still
+//!    on its way becomes no hold. If the request fails, the release of that hold is owed to the store.
+//! 3. **One act, one holder id.** A steal is an outermost acquire for the rest of the engine: its [`Attempt`] guards it, so a
+//!    dropped or unanswered one is released and swept like any other.
+//! 4. **It waits for no turn**: the holder it is meant for may never end. Other flows of this process that ask for the name
+//!    lose their turns with the grant, and wait again.
+//!
+//! The old holder elsewhere hears of it by a hint in the inbox of its manager, which verifies the hold at once
+//! ([`background`](crate::engine::background)). The renewal is answered that the hold was stolen, and the token fires.
+//! The note is read when a lease is asked for it, so that it never delays the token.
+
+use super::revoke::Revoked;
+use crate::engine::acquire::Claim;
+use crate::engine::acquire::attempt::Attempt;
+use crate::engine::acquire::turn::{Kept, Turn};
+use crate::engine::machine::heirs::Heirs;
+use crate::engine::machine::hold::State;
+use crate::engine::shared::asker::Asker;
+use crate::engine::shared::core::Core;
+use crate::engine::shared::hold::Hold;
+use crate::engine::shared::life::Grant;
+use crate::engine::shared::options::Options;
+use crate::error::{Error, ErrorKind, Loss, Result};
+use crate::store::{Acquire, Acquired, Mode, Name, Reason, Steal, Target};
+use std::pin::pin;
+use std::sync::Arc;
+use tokio::task::coop::consume_budget;
+use tokio::time::timeout;
+
+/// Takes a name from its holder; from `only`, if that is given. Acquires it if it is free. Returns `None` if another holder
+/// came between.
+pub(crate) async fn steal<'a>(
+    core: &'a Arc<Core>,
+    (name, options): (&Name, &Options),
+    current: &mut Option<Arc<Hold>>,
+    reason: &Reason,
+    only: Option<&str>,
+) -> Result<Option<Claim<'a>>> {
+    let _call = core.begin_call();
+    core.check_open()?;
+    core.ensure_running();
+    consume_budget().await;
+    refuse_nested(core, current)?;
+    core.check_options(options, Mode::Exclusive)?;
+    if !core.can.steals {
+        return Err(Steal::unsupported(Mode::Exclusive));
+    }
+    // Looking, taking, and once more if the name became free between.
+    let limit = core.timing.attempt * 4;
+    let asker = &Asker::new(core, (name, Mode::Exclusive, options), (core.now(), None));
+    let stealing = pin!(async {
+        match timeout(limit, run(core, (name, options), reason, only, asker)).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::silent()),
+        }
+    });
+    let attended = pin!(core.attend(stealing));
+    let result = core.unless_closed(attended).await;
+    asker.end(&result, true);
+    let claim = result?;
+    if core.is_closed() {
+        drop(claim);
+        return Err(core.closed_error());
+    }
+    if let Some(claim) = &claim {
+        *current = Some(claim.hold());
+    }
+    Ok(claim)
+}
+
+/// Reports to the holder of a name that it is wanted. Returns the holder; `None` if the name is free.
+pub(crate) async fn want(
+    core: &Arc<Core>,
+    name: &Name,
+    current: &Option<Arc<Hold>>,
+    reason: &Reason,
+) -> Result<Option<String>> {
+    let _call = core.begin_call();
+    core.check_open()?;
+    core.ensure_running();
+    consume_budget().await;
+    refuse_nested(core, current)?;
+    let telling = pin!(async {
+        let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
+        let Some(holder) = holder.map(|holder| holder.holder) else { return Ok(None) };
+        // A holder of this manager needs no message, and the worker may not even run yet.
+        let own =
+            core.queue.holds_of(name).into_iter().filter(|hold| hold.holder.to_string() == holder);
+        own.for_each(|hold| hold.set_wanted());
+        match core.want(Target::exclusive(name.clone()), holder.clone(), reason.clone()).await {
+            // A holder that cannot be asked is only waited for.
+            Err(error) if error.kind() != ErrorKind::Unsupported => Err(error),
+            _ => Ok(Some(holder)),
+        }
+    });
+    let telling = pin!(core.attend(telling));
+    core.unless_closed(telling).await
+}
+
+/// Refuses a handle that has the name: there is nothing to take.
+fn refuse_nested(core: &Arc<Core>, current: &Option<Arc<Hold>>) -> Result<()> {
+    match current {
+        Some(hold) if !hold.is_finished() && hold.count() > 0 => {
+            hold.check(core)?;
+            Err(Error::invalid(
+                "this handle holds the name; steal is for the name of another holder, so call `lock` to enter again",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn run<'a>(
+    core: &'a Arc<Core>,
+    (name, options): (&Name, &Options),
+    reason: &Reason,
+    only: Option<&str>,
+    asker: &Asker<'_>,
+) -> Result<Option<Claim<'a>>> {
+    let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
+    if holder.as_ref().is_some_and(|holder| holder.closed.is_some()) {
+        // It has no holder, and stays closed for a while.
+        return Ok(None);
+    }
+    let from = holder.map(|holder| holder.holder);
+    if from.is_some() && only.is_some_and(|only| from.as_deref() != Some(only)) {
+        return Ok(None);
+    }
+    let turn = core.queue.seize(name, Mode::Exclusive, core.now());
+    let mut attempt = Attempt::new(core, Target::exclusive(name.clone()), core.draw_holder());
+    let request = Acquire::new(
+        Target::exclusive(name.clone()),
+        attempt.holder(),
+        core.ttl_of(options),
+        core.timing.attempt,
+    )
+    .with_fencing(core.fencing(Mode::Exclusive));
+    let mut verdict = Acquired::held(None);
+    let mut is_free = from.is_none();
+    if let Some(from) = from {
+        let own = |hold: &Arc<Hold>| hold.holder.to_string() == from;
+        let mut stolen = Revoked::new(core, lose_own(core, name, own));
+        // The grant of this holder may be on its way to another flow of this manager.
+        core.queue.forced(name, core.now(), Some(turn.number()));
+        verdict = attempt.steal(Steal::new(request.clone(), from.clone(), reason.clone())).await?;
+        is_free = matches!(verdict, Acquired::NotYours(_));
+        if let Acquired::Granted { .. } = verdict {
+            stolen.done();
+            asker.steals();
+        }
+    }
+    if is_free {
+        turn.set_due(core.timing.step_due(core.now()));
+        attempt.send(request, None, core.now(), None);
+        verdict = attempt.land().await?;
+    }
+    if let Acquired::Granted { sent, .. } = verdict {
+        for hold in core.queue.holds_of(name) {
+            // The store had another holder, so this one lost the name, and has not heard of it.
+            if hold.is_believed() && hold.chain_began() < sent {
+                hold.lose(core, Loss::Taken);
+            }
+            // One whose release is in flight has nothing left to release.
+            if !hold.is_believed() {
+                hold.update(core, |state, _| State::end(state));
+            }
+        }
+    }
+    Ok(begin(core, (name, options), (attempt, turn), verdict, asker)
+        .map(|hold| Claim::of(core, hold)))
+}
+
+/// Loses the holds of this manager that match, also those to which they are handed off meanwhile. Returns them.
+fn lose_own(core: &Arc<Core>, name: &Name, own: impl Fn(&Arc<Hold>) -> bool) -> Vec<Arc<Hold>> {
+    let mut lost: Vec<Arc<Hold>> = Vec::new();
+    loop {
+        let is_new = |hold: &Arc<Hold>| lost.iter().all(|known| known.number != hold.number);
+        let mut new = core.queue.holds_of(name);
+        new.retain(|hold| own(hold) && is_new(hold));
+        if new.is_empty() {
+            return lost;
+        }
+        new.iter().for_each(|hold| hold.lose(core, Loss::Stolen));
+        lost.extend(new);
+    }
+}
+
+/// Begins a hold with a grant. Returns `None`, and has the grant released, if it cannot be kept.
+fn begin(
+    core: &Arc<Core>,
+    (name, options): (&Name, &Options),
+    (attempt, turn): (Attempt<'_>, Turn),
+    verdict: Acquired,
+    asker: &Asker<'_>,
+) -> Option<Arc<Hold>> {
+    let Acquired::Granted { sent, fence, reached, oldest } = verdict else { return None };
+    let now = core.now();
+    if core.timing.stale(sent, now) || turn.keep(sent, true) != Kept::Yes {
+        attempt.undo(sent);
+        return None;
+    }
+    let holder = attempt.holder();
+    let unsure_until = attempt.accept_grant();
+    let target = Target::exclusive(name.clone());
+    let heirs = Heirs::of(false, sent, oldest);
+    let options = options.clone();
+    Some(Hold::begin(
+        core,
+        Grant { target, options, holder, fence, reached, sent, now, unsure_until, heirs, turn },
+        asker,
+    ))
+}

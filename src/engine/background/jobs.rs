@@ -1,0 +1,204 @@
+//! Releases names without a holder: dropped leases, abandoned acquires, unknown outcomes.
+
+use crate::clock::Instant;
+use crate::engine::acquire::attempt::{Attempt, Nested};
+use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end};
+use crate::engine::machine::share::Share;
+use crate::engine::shared::calls::{caught, in_time};
+use crate::engine::shared::core::Core;
+use crate::engine::shared::hold::Hold;
+use crate::engine::shared::job::{Job, Sweep};
+use crate::error::Error;
+use crate::store::{Acquired, Release, Released};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The time per sweep over which the sweeps of an outage are spread after a reconnect: a server
+/// that has just come back must not get all of them at once.
+const AFTER_RECONNECT: Duration = Duration::from_micros(100);
+
+/// A server that stood still for longer than T runs late what it was sent before, when it goes on. So a sweep that was not
+/// answered goes on for so many T more.
+const STANDSTILL: u32 = 10;
+/// Unless there are more sweeps than this: each costs about 1 kB.
+const MOST_UNANSWERED: u32 = 1000;
+
+/// A job of a task. It is created before the task is spawned, so that the job is submitted again if
+/// the runtime ends before the task's first poll.
+pub(crate) struct Work {
+    core: Arc<Core>,
+    job: Option<Job>,
+}
+
+impl Work {
+    pub(crate) fn new(core: &Arc<Core>, job: Job) -> Self {
+        Self { core: Arc::clone(core), job: Some(job) }
+    }
+
+    pub(crate) async fn run(mut self) {
+        let core = &self.core;
+        match self.job.take() {
+            None => {}
+            Some(Job::Flush(hold)) => flush_to_the_end(core, &hold, None).await,
+            Some(Job::Linger { hold, until }) => {
+                Lingering { core, hold: Some(hold), until }.run().await
+            }
+            Some(Job::Finish { hold, op, verdict }) => {
+                flush_to_the_end(core, &hold, Some((op, verdict))).await;
+            }
+            Some(Job::FinishNested { hold, count, sent, verdict }) => {
+                let mut nested = Nested::resume(core, &hold, count, sent, verdict);
+                let verdict = nested.land().await;
+                // The caller is gone.
+                let _ = nested.end(verdict, false);
+            }
+            Some(Job::Abandon { sweep, verdict }) => {
+                let name = sweep.target.name.clone();
+                let mut attempt = Attempt::resume(core, sweep, verdict);
+                let verdict = attempt.land().await;
+                if verdict.is_ok() {
+                    // Other holds and waiters of the name may be there, and nothing else reports this.
+                    core.queue.answered(&name);
+                }
+                if let Ok(Acquired::Granted { sent, .. }) = verdict {
+                    attempt.undo(sent);
+                }
+            }
+            Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
+            Some(Job::Leave { target, holder, next }) => core.leave(target, holder, next).await,
+            Some(Job::Tell) => core.tell_all().await,
+            Some(Job::Untell { target, holder }) => core.untell(target, holder).await,
+        }
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Some(job) = self.job.take() {
+            self.core.submit(job);
+        }
+    }
+}
+
+/// A hold that keeps its name closed without a lease. If its runtime ends, dropping it submits it again.
+struct Lingering<'a> {
+    core: &'a Arc<Core>,
+    hold: Option<Arc<Hold>>,
+    until: Instant,
+}
+
+impl Lingering<'_> {
+    async fn run(mut self) {
+        let (core, Some(hold)) = (self.core, self.hold.clone()) else { return };
+        tokio::select! {
+            biased;
+            () = core.clock().sleep_until(self.until) => {}
+            // Then it is released as soon as it may be.
+            _ = hold.when_lost() => {}
+            () = core.stop.cancelled() => {}
+        }
+        self.hold = None;
+        hold.leave_in_background(core, Share::FIRST);
+    }
+}
+
+impl Drop for Lingering<'_> {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            self.core.submit(Job::Linger { hold, until: self.until });
+        }
+    }
+}
+
+/// A running sweep. If its runtime ends, dropping it submits it again.
+struct Sweeping<'a> {
+    core: &'a Arc<Core>,
+    sweep: Option<Sweep>,
+}
+
+impl<'a> Sweeping<'a> {
+    fn new(core: &'a Arc<Core>, sweep: Sweep) -> Self {
+        core.sweeps.fetch_add(1, Ordering::Relaxed);
+        Self { core, sweep: Some(sweep) }
+    }
+
+    async fn run(mut self) {
+        if let Some(sweep) = &self.sweep {
+            sweep.run(self.core).await;
+        }
+        self.sweep = None;
+    }
+}
+
+impl Drop for Sweeping<'_> {
+    fn drop(&mut self) {
+        self.core.sweeps.fetch_sub(1, Ordering::Relaxed);
+        if let Some(sweep) = self.sweep.take() {
+            self.core.submit(Job::Sweep(sweep));
+        }
+    }
+}
+
+impl Sweep {
+    /// Releases the name now, after every reconnect and every T/10, or sooner after a failure,
+    /// until a late grant would have expired by itself and the store has answered. A release that finds
+    /// no grant does not end the sweep: the grant may still arrive.
+    async fn run(&self, core: &Arc<Core>) {
+        let Some(until) = self.until else { return };
+        if let Some(from) = self.from {
+            tokio::select! {
+                biased;
+                () = core.clock().sleep_until(from) => {}
+                () = core.stop.cancelled() => return,
+            }
+        }
+        if self.placed {
+            let next = core.open_place(&self.target, self.holder);
+            core.leave(self.target.clone(), self.holder, next).await;
+        }
+        loop {
+            let mut reconnected = std::pin::pin!(core.reconnected.notified());
+            reconnected.as_mut().enable();
+            let target = self.target.clone();
+            let request = Release::new(target, self.holder, 0, core.timing.attempt);
+            // A grant may still arrive after a release that was sent before `until`.
+            let sent = core.now();
+            let last = sent >= until;
+            let mut request = core.release(request);
+            let verdict = in_time(core.timing.attempt * 2, caught(&mut request)).await;
+            if let Ok(Released::Done { listeners }) = verdict {
+                // No caller had it, but those elsewhere have waited for it as for any other.
+                let (now, ours) = (core.now(), Duration::ZERO);
+                let release = ReleaseAnswer { sent, now, listeners, ours };
+                core.give_way(&self.target.name, self.target.mode, release);
+                if self.unknown == 1 {
+                    return;
+                }
+            }
+            let unanswered = verdict.as_ref().is_err_and(Error::is_unavailable)
+                && core.now() < until + core.timing.ttl * STANDSTILL
+                && core.sweeps.load(Ordering::Relaxed) <= MOST_UNANSWERED;
+            if last && !unanswered || core.stop.is_cancelled() {
+                return;
+            }
+            // Spread by jitter: there may be one sweep for each request of an outage.
+            let longest = core.timing.sweep_gap(verdict.is_err());
+            let gap = longest.mul_f64(1.0 - core.jitter() / 4.0);
+            let after_reconnect = async {
+                reconnected.await;
+                let all = AFTER_RECONNECT * core.sweeps.load(Ordering::Relaxed);
+                let wait = all.min(core.timing.attempt).mul_f64(core.jitter());
+                if wait >= Duration::from_millis(1) {
+                    tokio::time::sleep(wait).await;
+                }
+            };
+            tokio::select! {
+                biased;
+                () = after_reconnect => {}
+                () = tokio::time::sleep(gap) => {}
+                () = core.stop.cancelled() => {}
+            }
+        }
+    }
+}

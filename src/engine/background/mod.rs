@@ -1,0 +1,223 @@
+//! Runs the calls of the watchdog and the jobs of the callers: everything that calls the store.
+//!
+//! One loop per engine. It spawns a task for each call and job, so that none waits for another. The
+//! watchdog needs none of them to fire a token. It reads the inbox of the manager, too: see [`steal`](super::steal).
+
+mod jobs;
+mod presence;
+
+use super::machine::schedule::{Batch, Call, Renewing};
+use super::shared::calls::{caught, caught_call};
+use super::shared::core::{Core, WorkQueues};
+use super::shared::hold::Hold;
+use super::shared::job::Job;
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::observe::{Event, EventKind, Operation};
+use crate::store::{self, Hint, RenewBatch, Renewal, Renewed, Signal};
+use jobs::Work;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Runs the worker until the engine is no longer needed, and ends the engine.
+pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
+    let mut tasks = JoinSet::new();
+    let reconnects = core.store.reconnects();
+    let mut hints = core.subscribe_inbox();
+    let mut described = std::pin::pin!(core.keep_described());
+    loop {
+        tokio::select! {
+            // Renewals come first and new jobs last: a flood of jobs must not starve the rest.
+            biased;
+            Some(calls) = queues.calls.recv() => {
+                for call in calls {
+                    send(core, &mut tasks, call);
+                }
+            }
+            () = reconnected(reconnects.as_ref()) => {
+                core.reconnected.notify_waiters();
+                core.verify.notify_one();
+                core.count(core.now(), EventKind::Reconnected, Event::new).finish();
+            }
+            Some(hint) = next(hints.as_mut()) => follow(core, &mut tasks, hint),
+            Some(_) = tasks.join_next() => {}
+            () = &mut described => {}
+            Some(job) = queues.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
+            () = core.stop.cancelled() => break,
+        }
+    }
+    end(core, &mut queues.jobs, tasks).await;
+}
+
+async fn reconnected(reconnects: Option<&Signal>) {
+    match reconnects {
+        Some(reconnects) => reconnects.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next(hints: Option<&mut store::Inbox>) -> Option<Hint> {
+    hints?.recv().await
+}
+
+/// Follows a hint of another manager: asks the store about the holds in question, or marks them as wanted.
+fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
+    match hint {
+        Hint::Verify(name) => {
+            core.queue.doubted(&name);
+            for hold in core.queue.holds_of(&name) {
+                let core = Arc::clone(core);
+                // A renewal that is in flight may have run before the act, so one more follows it.
+                let limit = core.timing.attempt * 2;
+                tasks.spawn(async move { drop(timeout(limit, hold.renew_now(&core)).await) });
+            }
+        }
+        Hint::Want(name) => core.queue.holds_of(&name).iter().for_each(|hold| hold.set_wanted()),
+    }
+}
+
+fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: Call) {
+    let core = Arc::clone(core);
+    if core.can.sharded {
+        tasks.spawn(async move { renew_apart(&core, call).await });
+    } else {
+        tasks.spawn(async move { renew(&core, call).await });
+    }
+}
+
+/// Renews a batch by one call for each part of the store.
+async fn renew_apart(core: &Arc<Core>, call: Call) {
+    let mut shards: HashMap<usize, Batch> = HashMap::new();
+    for renewing in call.batch.iter() {
+        let shard = core.shard(&renewing.hold.name);
+        shards.entry(shard).or_default().push(renewing.clone());
+    }
+    let mut calls = JoinSet::new();
+    for all in shards.into_values() {
+        let mut all = all.into_iter();
+        while all.len() > 0 {
+            let batch = all.by_ref().take(core.can.renewal_batch).collect();
+            let (core, call) =
+                (Arc::clone(core), Call::new(&core.schedule, batch, call.attempt_deadline));
+            calls.spawn(async move { renew(&core, call).await });
+        }
+    }
+    core.schedule.remove(call.key);
+    while calls.join_next().await.is_some() {}
+}
+
+/// Sends one call of renewals. Without an answer the call stays in the schedule, where the watchdog
+/// finds it.
+async fn renew(core: &Arc<Core>, call: Call) {
+    let Call { batch, until, key, .. } = call;
+    let now = core.now();
+    let limit = until.saturating_duration_since(now);
+    if limit.is_zero() {
+        // The thread has stalled since the call was due: nothing is sent after `C`.
+        return;
+    }
+    let request = |renewing: &Renewing| {
+        Renewal::new(renewing.hold.target(), renewing.hold.holder)
+            .with_keep_fence(keeps_fence(core, renewing, now))
+            .with_ttl(own_ttl(core, &renewing.hold))
+    };
+    let retention = core.settings.fencing.and_then(|fencing| fencing.retention);
+    let mut request = caught_call(|| {
+        let items = batch.iter().map(request).collect();
+        let requests = RenewBatch::new(items, core.timing.ttl, limit);
+        core.store.renew(requests.with_fence_retention(retention))
+    });
+    // A store that keeps its contract answers earlier.
+    let answer = timeout(limit * 2, caught(&mut request));
+    let Ok(renewed) = answer.await else {
+        return core.count_failure(Operation::Renew, now, batch.len());
+    };
+    core.count_answer(Operation::Renew, &renewed, |_| false, now, batch.len());
+    core.measure_headroom(&batch, &renewed);
+    if let (Err(error), Some(first)) = (&renewed, batch.first()) {
+        core.note_failure(&first.hold.name, error);
+    }
+
+    let (sent, verdicts) = match renewed {
+        Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),
+        Ok(_) => {
+            let error = Error::protocol("the store answered for a different number of leases");
+            (now, repeat(error, batch.len()))
+        }
+        Err(error) => (now, repeat(error, batch.len())),
+    };
+    let moment = (core.now(), core.jitter());
+    let next = core.timing.renewal(sent, moment.1);
+    let mut group = core.schedule.group(next, batch.len());
+    for (renewing, verdict) in batch.iter().zip(verdicts) {
+        let kept = keeps_fence(core, renewing, now);
+        let attempt = (renewing.attempt.number, sent, kept);
+        renewing.hold.renewed(core, moment, attempt, verdict, &mut group);
+    }
+    drop(group);
+    core.schedule.remove(key);
+}
+
+fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {
+    (0..times).map(|_| Err(error.clone())).collect()
+}
+
+/// Returns whether it is time to extend the retention of the fencing token: the store's memory must
+/// not end during a long hold.
+fn keeps_fence(core: &Core, renewing: &Renewing, now: Instant) -> bool {
+    let Some(retention) = core.settings.fencing.and_then(|fencing| fencing.retention) else {
+        return false;
+    };
+    let old = now.saturating_duration_since(renewing.attempt.fence_kept) >= retention / 4;
+    renewing.hold.fence.is_some() && old
+}
+
+/// Returns the time to live of a hold that has a delay.
+fn own_ttl(core: &Core, hold: &Hold) -> Option<Duration> {
+    let delay = hold.options.lock_delay();
+    (!delay.is_zero()).then(|| core.delayed_ttl(delay))
+}
+
+/// Ends the engine: finishes its jobs within bounds, and disconnects.
+async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
+    let until = core.now() + core.timing.attempt * 2;
+    let until = core.closing_until.get().map_or(until, |closing| until.min(*closing));
+    let finish = async {
+        loop {
+            for _ in 0..jobs.len() {
+                if let Ok(job) = jobs.try_recv() {
+                    tasks.spawn(Work::new(core, job).run());
+                }
+            }
+            if tasks.join_next().await.is_none() && jobs.is_empty() {
+                break;
+            }
+            // When the runtime ends too, it drops spawned tasks at once; this lets it drop us
+            // first.
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = async { tokio::join!(finish, core.forget_description()) } => {}
+        () = core.clock().sleep_until(until) => {}
+    }
+    let until = core.now() + core.timing.attempt;
+    tokio::select! {
+        biased;
+        () = core.close_store() => {}
+        () = core.clock().sleep_until(until) => {}
+    }
+    // The remaining holds are not released any more; tasks may wait for their end.
+    let error =
+        Error::new(ErrorKind::Unavailable, "the engine ended before the release was confirmed");
+    for hold in core.queue.holds() {
+        hold.give_up(core, &error);
+    }
+    core.board.end();
+    core.stopped.cancel();
+}

@@ -1,0 +1,331 @@
+//! Flushes a hold: sends the store a lower count, or the release.
+
+use crate::clock::Instant;
+use crate::engine::machine::hold::{Next, Op, Phase};
+use crate::engine::machine::pause::Heard;
+use crate::engine::machine::share::Share;
+use crate::engine::shared::calls::{caught, in_time};
+use crate::engine::shared::core::Core;
+use crate::engine::shared::hold::Hold;
+use crate::engine::shared::job::Job;
+use crate::error::{Error, Result};
+use crate::observe::Operation;
+use crate::store::{Keep, Mode, Name, Release, Released, StoreFuture};
+use crate::util::trace;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tracing::Level;
+
+/// The operation in flight, if any.
+pub(in crate::engine) type Flight = Option<(Op, StoreFuture<Released>)>;
+
+/// A flush of one hold. Dropping it halfway leaves the rest to the engine.
+struct Flush<'a> {
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+    flight: Flight,
+    /// The time of the last event: when the operation in flight was sent, if there is one.
+    now: Instant,
+    /// The time limit of one operation. `None` if the caller bounds it.
+    limit: Option<Duration>,
+    /// True if a release was not answered.
+    silent: bool,
+    /// True if a release may have taken a place in the line for the next waiter of this process.
+    placed: bool,
+    /// True if nothing is left to the engine.
+    over: bool,
+}
+
+impl Flush<'_> {
+    fn start(&mut self, op: Op, mark: Option<Keep>) {
+        let count = match op {
+            Op::Record(count) => count,
+            Op::Release => 0,
+        };
+        let Flush { core, hold, .. } = self;
+        let is_last = op == Op::Release;
+        // While the name is closed, no waiter needs a place.
+        let place = if is_last && mark.is_none() { core.next_place(hold) } else { None };
+        self.placed |= place.is_some_and(|place| !place.kept.is_zero());
+        let request = Release::new(hold.target(), hold.holder, count, core.timing.attempt)
+            .with_place(place)
+            .with_keep(mark);
+        self.flight = Some((op, self.core.release(request)));
+    }
+
+    /// Sends the next operation and returns its result; `None` when the store is up to date.
+    async fn step(&mut self) -> Option<Result<()>> {
+        while self.flight.is_none() {
+            let (next, mark) = self.hold.next_op(&self.core.timing, self.now);
+            match next {
+                Next::Op(op) => self.start(op, mark),
+                Next::Busy => {
+                    self.hold.until_idle().await;
+                    self.now = self.core.now();
+                }
+                Next::Nothing => return None,
+            }
+        }
+        let core = self.core;
+        let (op, request) = self.flight.as_mut()?;
+        let op = *op;
+        let verdict = match self.limit {
+            Some(limit) => in_time(limit, caught(request)).await,
+            None => caught(request).await,
+        };
+        if op == Op::Release {
+            self.note_silence(&verdict);
+            if self.placed && verdict.is_ok() {
+                core.keep_place(self.hold);
+            }
+        }
+        let sent = std::mem::replace(&mut self.now, self.core.now());
+        let refused = |released: &Released| matches!(released, Released::NotYours(_));
+        core.count_answer(Operation::Release, &verdict, refused, sent, 1);
+        if let Err(error) = &verdict {
+            core.note_failure(&self.hold.name, error);
+        }
+        let verdict = verdict.map(|released| match released {
+            Released::Done { listeners } => {
+                if op == Op::Release {
+                    self.give_way(sent, listeners);
+                }
+                None
+            }
+            Released::NotYours(absence) => Some(absence),
+        });
+        self.flight = None;
+        if let (Op::Record(_), Err(error)) = (op, &verdict) {
+            trace::later(Level::DEBUG, || {
+                let (name, error) = (self.hold.name.clone(), error.clone());
+                move || tracing::debug!(name = name.as_str(), %error, "hold count not recorded")
+            });
+        }
+        Some(self.hold.flushed(self.core, self.now, op, verdict))
+    }
+
+    /// Records a release that is not answered: waiters behind it wait for the store. None does behind a hold that was lost
+    /// and has left the queue; others may have the name since.
+    fn note_silence(&mut self, verdict: &Result<Released>) {
+        let (queue, name) = (&self.core.queue, &self.hold.name);
+        let answered = !verdict.as_ref().is_err_and(Error::is_unavailable);
+        if answered && self.silent {
+            queue.answered(name);
+        }
+        if !answered && self.hold.seat_number().is_some() {
+            queue.asked(name, self.now);
+            self.silent = true;
+        }
+    }
+
+    /// Gives waiters elsewhere time to ask before the local ones.
+    fn give_way(&self, sent: Instant, listeners: u64) {
+        let ours = sent.saturating_duration_since(self.hold.chain_began());
+        self.core.give_way(
+            &self.hold.name,
+            self.hold.mode,
+            ReleaseAnswer { sent, now: self.now, listeners, ours },
+        );
+    }
+}
+
+/// A release in the store.
+pub(in crate::engine) struct ReleaseAnswer {
+    pub(in crate::engine) sent: Instant,
+    /// The time of its answer.
+    pub(in crate::engine) now: Instant,
+    /// The number of waiters elsewhere that have heard it.
+    pub(in crate::engine) listeners: u64,
+    /// The time for which this process had the name.
+    pub(in crate::engine) ours: Duration,
+}
+
+impl Core {
+    /// Gives waiters elsewhere, which wait for a message, time to ask before the local ones. It does not where others hold
+    /// on and no local one waits.
+    pub(in crate::engine) fn give_way(&self, name: &Name, mode: Mode, release: ReleaseAnswer) {
+        let ReleaseAnswer { sent, now, listeners, ours } = release;
+        match mode {
+            Mode::Read => return,
+            Mode::Permits { .. } if !self.queue.is_wanted(name) => return,
+            Mode::Exclusive | Mode::Write | Mode::Permits { .. } => {}
+        }
+        let heard = (listeners > 0).then(|| Heard {
+            now,
+            round_trip: now.saturating_duration_since(sent),
+            ours,
+            jitter: self.jitter(),
+        });
+        self.queue.released(name, now, heard);
+    }
+}
+
+impl Drop for Flush<'_> {
+    fn drop(&mut self) {
+        let hold = Arc::clone(self.hold);
+        match self.flight.take() {
+            Some((op, verdict)) => self.core.submit(Job::Finish { hold, op, verdict }),
+            None if self.over => {}
+            None => self.core.submit(Job::Flush(hold)),
+        }
+    }
+}
+
+/// Flushes a hold whose lease ended at `now`, and retries a release for the time of one attempt.
+/// The caller bounds the whole. A future that is dropped before its first poll leaves the flush to
+/// the engine, too.
+fn flush<'a>(
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+    now: Instant,
+) -> impl Future<Output = Result<()>> + 'a {
+    let mut flushing = Flush {
+        core,
+        hold,
+        flight: None,
+        now,
+        limit: None,
+        silent: false,
+        placed: false,
+        over: false,
+    };
+    async move { finish(&mut flushing, || now + core.timing.attempt).await }
+}
+
+impl Hold {
+    /// Ends one lease of a share. Waits until the store has confirmed the lower count or the release, or the
+    /// hold was handed off.
+    pub(crate) async fn unlock(self: &Arc<Self>, core: &Arc<Core>, share: Share) -> Result<()> {
+        let now = core.now();
+        match self.leave(core, now, share) {
+            Some(phase) => self.released(core, now, phase).await,
+            // A local waiter has it, or it lingers.
+            None => Ok(()),
+        }
+    }
+
+    /// Ends one lease of a share after its work, and keeps the name closed for `keep`. Waits until the store has confirmed
+    /// that. A hold that is lost by then is not closed.
+    pub(crate) async fn unlock_done(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        share: Share,
+        keep: Duration,
+    ) -> Result<()> {
+        let now = core.now();
+        let phase = self.leave_done(core, now, share, keep);
+        self.released(core, now, phase).await
+    }
+
+    /// Waits for the release of a hold that ended at `now`, and that had this phase then.
+    async fn released(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+        phase: Phase,
+    ) -> Result<()> {
+        if let Phase::Lost(loss) = phase {
+            core.submit(Job::Flush(Arc::clone(self)));
+            return Err(Error::lost(loss));
+        }
+        if self.mode.is_joined() && !self.needs_flush() {
+            // Other leases share the hold.
+            return Ok(());
+        }
+        core.ensure_running();
+        // A request may have to wait for the request before it, so the limit is two attempts.
+        let flush = pin!(flush(core, self, now));
+        let result = match timeout(core.timing.attempt * 2, core.attend(flush)).await {
+            Ok(result) => result,
+            Err(_) => return Err(Error::silent()),
+        };
+        // The flush of another lease, or of the engine, may have found how it ended.
+        let result = result.and_then(|()| match self.loss() {
+            Some(loss) => Err(Error::lost(loss)),
+            None => self.release_error().map_or(Ok(()), Err),
+        });
+        if result.is_err() {
+            core.submit(Job::Flush(Arc::clone(self)));
+        }
+        result
+    }
+}
+
+/// Runs a flush to its end; nothing is left to the engine then.
+async fn finish(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()> {
+    let result = run(flushing, until).await;
+    flushing.over = true;
+    result
+}
+
+async fn run(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()> {
+    let core = flushing.core;
+    let mut failures = 0;
+    while let Some(result) = flushing.step().await {
+        match result {
+            Ok(()) => {}
+            // There is nothing left to repeat.
+            Err(error) if flushing.hold.is_over() => return Err(error),
+            Err(error) => {
+                failures += 1;
+                let gap = core.timing.gap(failures, core.jitter());
+                if core.now() + gap >= until() || core.stop.is_cancelled() {
+                    return Err(error);
+                }
+                tokio::select! {
+                    biased;
+                    () = tokio::time::sleep(gap) => {}
+                    () = core.stop.cancelled() => {}
+                }
+                flushing.now = core.now();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Flushes a hold in the engine, with retries up to `D`, after which the store lets the key expire.
+pub(in crate::engine) async fn flush_to_the_end(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    mut flight: Flight,
+) {
+    if flight.is_none() && !hold.begin_flush() {
+        // The running flush checks again before it ends.
+        return;
+    }
+    let _flush = BackgroundFlush { core, hold };
+    let until = || {
+        let deadline = hold.deadline(core);
+        core.closing_until.get().map_or(deadline, |closing| deadline.min(*closing))
+    };
+    let limit = Some(core.timing.attempt * 2);
+    let now = core.now();
+    // An earlier release may not have been answered.
+    let silent = core.queue.silence(&hold.name).is_some();
+    // A release in flight may have taken a place.
+    let placed = flight.is_some() && core.queue.is_fair();
+    let flight = flight.take();
+    let mut flushing = Flush { core, hold, flight, now, limit, silent, placed, over: false };
+    match finish(&mut flushing, until).await {
+        Err(error) if !hold.is_over() => hold.give_up(core, &error),
+        _ => {}
+    }
+}
+
+/// A flush by the engine. Dropping it ends the flush, and submits another one if there is more to
+/// send.
+struct BackgroundFlush<'a> {
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+}
+
+impl Drop for BackgroundFlush<'_> {
+    fn drop(&mut self) {
+        if self.hold.end_flush() {
+            self.core.submit(Job::Flush(Arc::clone(self.hold)));
+        }
+    }
+}

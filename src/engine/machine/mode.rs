@@ -1,0 +1,108 @@
+//! What the engine asks of a mode: one answer for each question, without a wildcard.
+//!
+//! A new mode does not compile before each question has an answer here. Three decisions need more than the mode, and match
+//! on it where they are made: [`Members::may_try`](super::members::Members::may_try), `AcquireLoop::place` and
+//! `Core::give_way`.
+
+use crate::store::Mode;
+
+impl Mode {
+    /// Returns whether two holds of this mode can exist at once.
+    pub(in crate::engine) fn is_shared(self) -> bool {
+        match self {
+            Self::Read | Self::Permits { .. } => true,
+            Self::Exclusive | Self::Write => false,
+        }
+    }
+
+    /// Returns whether a hold of this mode and one of `other` can exist at once. No mode shares a name with another one.
+    pub(in crate::engine) fn can_share(self, other: Self) -> bool {
+        self.is_shared() && self.index() == other.index()
+    }
+
+    /// Returns whether the handles of this manager share one hold of this mode, which they join: see
+    /// [`readers`](crate::engine::hold::readers).
+    pub(in crate::engine) fn is_joined(self) -> bool {
+        match self {
+            Self::Read => true,
+            Self::Exclusive | Self::Write | Self::Permits { .. } => false,
+        }
+    }
+
+    /// Returns whether a handle that has a hold of this mode can enter it again in the mode `wanted`. Otherwise its call
+    /// would wait for itself.
+    pub(in crate::engine) fn can_enter(self, wanted: Self) -> bool {
+        match self {
+            Self::Exclusive | Self::Write => true,
+            Self::Read | Self::Permits { .. } => self.can_share(wanted),
+        }
+    }
+
+    /// Returns whether a handle can enter again what it has, so that a call behind a hold of this process may be a mistake.
+    pub(in crate::engine) fn is_reentrant(self) -> bool {
+        match self {
+            Self::Exclusive | Self::Read | Self::Write => true,
+            // Each call gets permits of its own.
+            Self::Permits { .. } => false,
+        }
+    }
+
+    /// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
+    pub(in crate::engine) fn can_hand_off(self) -> bool {
+        match self {
+            Self::Exclusive | Self::Write | Self::Permits { .. } => true,
+            // Readers join a hold instead.
+            Self::Read => false,
+        }
+    }
+
+    /// Returns whether a hold can be handed off to a flow that asks the store: other holds of the name may end meanwhile.
+    pub(in crate::engine) fn can_seek(self) -> bool {
+        match self {
+            Self::Permits { .. } => true,
+            // Readers join a hold instead, and the others ask only while no hold is there.
+            Self::Exclusive | Self::Read | Self::Write => false,
+        }
+    }
+
+    /// Returns whether a grant reserves fencing tokens for the holds that it is handed off to.
+    pub(in crate::engine) fn reserves_fences(self) -> bool {
+        match self {
+            Self::Exclusive | Self::Write => true,
+            Self::Read | Self::Permits { .. } => false,
+        }
+    }
+
+    /// Returns whether a name of this mode has a size, which the store keeps for a while when the name is idle.
+    pub(in crate::engine) fn has_size(self) -> bool {
+        match self {
+            Self::Permits { .. } => true,
+            Self::Exclusive | Self::Read | Self::Write => false,
+        }
+    }
+
+    /// Returns whether the managers that wait for a name can form a line in the store, for fair locks: see
+    /// [`line`](crate::engine::acquire::line).
+    pub(in crate::engine) fn has_line(self) -> bool {
+        match self {
+            Self::Exclusive => true,
+            Self::Read | Self::Write | Self::Permits { .. } => false,
+        }
+    }
+
+    /// Returns whether a holder can have metadata beside its lock.
+    pub(in crate::engine) fn has_metadata(self) -> bool {
+        match self {
+            Self::Exclusive => true,
+            Self::Read | Self::Write | Self::Permits { .. } => false,
+        }
+    }
+
+    /// Returns whether a hold can have a `min_hold` and a `lock_delay`.
+    pub(in crate::engine) fn has_terms(self) -> bool {
+        match self {
+            Self::Exclusive => true,
+            Self::Read | Self::Write | Self::Permits { .. } => false,
+        }
+    }
+}

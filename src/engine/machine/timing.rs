@@ -1,0 +1,231 @@
+//! The arithmetic of time: every duration is derived from T, the time to live.
+//!
+//! `s` is the clock read just before a request was sent, so the store ran it at `s` or later and
+//! keeps the key at least until `s + T`, by its own clock. With an allowance for the rate error of
+//! that clock, the store surely keeps it until the deadline `D`. The holder may rely on the hold until
+//! `C`, a grace earlier, when its token fires:
+//!
+//! ```text
+//! s ────────── renew ─────────────── C ── grace ── D ─ margin ─ s + T
+//! ```
+
+use crate::clock::Instant;
+use crate::error::{Error, Result};
+use crate::store::usable;
+use std::time::Duration;
+
+const GRACE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
+/// What is left between the end of the second attempt and `C`, at least.
+const ROOM: Duration = Duration::from_millis(1);
+const LONGEST_PERIOD: Duration = Duration::from_secs(60);
+/// Linux resends a lost segment after at least 200 ms; one lost segment must not fail an attempt.
+const SHORTEST_ATTEMPT: Duration = Duration::from_millis(250);
+/// With a T of hours, a fraction of T would be too long to wait for a reply.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(10);
+const LONGEST_GAP: Duration = Duration::from_secs(3);
+pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(100);
+pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// The durations derived from T.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Timing {
+    /// T, the time to live that the store grants.
+    pub(crate) ttl: Duration,
+    /// The time from `C` to `D`, in which the work of the holder stops.
+    pub(crate) grace: Duration,
+    /// The time from one confirmed renewal to the next, before jitter.
+    pub(crate) period: Duration,
+    /// The time limit of one attempt.
+    pub(crate) attempt: Duration,
+    /// The time for which a hold is handed off in memory before other processes get their turn.
+    pub(crate) longest_chain: Duration,
+    /// The time from `s` to `D`.
+    to_deadline: Duration,
+    /// The time from `s` to `C`.
+    to_cancel: Duration,
+}
+
+impl Timing {
+    /// Returns the time by which the next step follows a request that is sent at `now`.
+    pub(in crate::engine) fn step_due(&self, now: Instant) -> Instant {
+        now + self.attempt * 3
+    }
+
+    /// The timing of T = 30 s. A test compares it with [`Timing::new`].
+    pub(crate) const DEFAULT: Self = Self {
+        ttl: Duration::from_secs(30),
+        grace: Duration::from_secs(2),
+        period: Duration::from_secs(10),
+        attempt: Duration::from_secs(3),
+        longest_chain: Duration::from_secs(3),
+        to_deadline: Duration::from_millis(29_698),
+        to_cancel: Duration::from_millis(27_698),
+    };
+
+    /// Derives all durations from T.
+    pub(crate) fn new(ttl: Duration) -> Result<Self> {
+        if !(SHORTEST_TTL..=LONGEST_TTL).contains(&ttl) {
+            return Err(Error::invalid(format!(
+                "a ttl of {ttl:?} is out of range; choose 100 ms to 365 days"
+            )));
+        }
+        // The store counts whole milliseconds; T here must not be longer than there.
+        let ttl = Duration::from_millis(ttl.as_millis() as u64);
+        let grace = (ttl / 10).clamp(GRACE.0, GRACE.1);
+        let to_deadline = usable(ttl);
+        Ok(Self {
+            ttl,
+            grace,
+            period: (ttl / 3).min(LONGEST_PERIOD),
+            attempt: (ttl / 10).clamp(SHORTEST_ATTEMPT, LONGEST_ATTEMPT).min(ttl / 6),
+            longest_chain: ttl / 10,
+            to_deadline,
+            to_cancel: to_deadline - grace,
+        })
+    }
+
+    /// Sets the grace, and renews earlier if two attempts would not fit between the renewal and `C` any more.
+    pub(crate) fn with_grace(self, grace: Duration) -> Result<Self> {
+        let longest = self.ttl / 3;
+        if !(GRACE.0..=longest).contains(&grace) {
+            return Err(Error::invalid(format!(
+                "a grace of {grace:?} is out of range; choose 10 ms to a third of the ttl, {longest:?}"
+            )));
+        }
+        let to_cancel = self.to_deadline - grace;
+        let room = to_cancel.saturating_sub(self.attempt * 2 + self.ttl / 20 + ROOM);
+        Ok(Self { grace, to_cancel, period: self.period.min(room), ..self })
+    }
+
+    /// Returns the time from one release of a sweep to the next: shorter if it failed.
+    pub(crate) fn sweep_gap(&self, failed: bool) -> Duration {
+        if failed { (self.ttl / 10).min(LONGEST_GAP) } else { self.ttl / 10 }
+    }
+
+    /// Returns the longest time between two check-ins of a waiter.
+    pub(crate) fn check_in_period(&self) -> Duration {
+        self.ttl / 16
+    }
+
+    /// Returns `D`: the time until which the store surely keeps what a grant or renewal wrote that was sent at `sent`.
+    pub(crate) fn deadline(&self, sent: Instant) -> Instant {
+        sent + self.to_deadline
+    }
+
+    /// Returns `C`: the time at which the token fires, if nothing was confirmed since.
+    pub(crate) fn cancel(&self, sent: Instant) -> Instant {
+        sent + self.to_cancel
+    }
+
+    /// Returns the time of the renewal that follows a confirmation of `sent`: up to a tenth early,
+    /// so that processes started together drift apart.
+    pub(crate) fn renewal(&self, sent: Instant, jitter: f64) -> Instant {
+        // Cheaper than multiplying a `Duration`; a period is at most a minute.
+        let early = self.period.as_micros() as u64 as f64 / 10.0 * jitter;
+        sent + (self.period - Duration::from_micros(early as u64))
+    }
+
+    /// Returns the wait before attempt `failures + 1`: T/60, doubling to T/20, with jitter, but at
+    /// least a quarter of that, to spare a server that refuses requests.
+    pub(crate) fn gap(&self, failures: u32, jitter: f64) -> Duration {
+        let full = (self.ttl / 60)
+            .saturating_mul(1 << failures.saturating_sub(1).min(8))
+            .min(self.ttl / 20)
+            .min(LONGEST_GAP);
+        (full / 4) + (full - full / 4).mul_f64(jitter)
+    }
+
+    /// Returns whether a grant sent at `sent` has too little time left at `now` to be used.
+    pub(crate) fn stale(&self, sent: Instant, now: Instant) -> bool {
+        self.deadline(sent).saturating_duration_since(now) < self.ttl / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use proptest::prelude::*;
+
+    fn millis(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn timing_of_thirty_seconds_has_the_documented_figures() {
+        let timing = Timing::new(millis(30_000)).unwrap();
+        assert_eq!(timing, Timing::DEFAULT);
+        let s = Clock::system().now();
+        assert_eq!(timing.deadline(s), s + millis(29_698));
+        assert_eq!(timing.cancel(s), s + millis(27_698));
+        assert_eq!(timing.period, millis(10_000));
+        assert_eq!(timing.attempt, millis(3_000));
+        assert_eq!(timing.renewal(s, 0.0), s + millis(10_000));
+        assert_eq!(timing.renewal(s, 1.0), s + millis(9_000));
+    }
+
+    #[test]
+    fn grace_limits_are_named_in_the_error() {
+        let timing = Timing::new(millis(3_000)).unwrap();
+        for bad in [Duration::ZERO, millis(9), millis(1_001), Duration::MAX] {
+            let error = timing.with_grace(bad).unwrap_err();
+            assert!(error.to_string().contains("10 ms to a third of the ttl, 1s"), "{error}");
+        }
+        assert_eq!(timing.with_grace(millis(300)).unwrap().period, timing.period);
+    }
+
+    #[test]
+    fn ttl_limits_are_named_in_the_error() {
+        for bad in [Duration::ZERO, millis(99), LONGEST_TTL + millis(1), Duration::MAX] {
+            let error = Timing::new(bad).unwrap_err();
+            assert!(error.to_string().contains("100 ms to 365 days"), "{error}");
+        }
+        assert!(Timing::new(SHORTEST_TTL).is_ok());
+        assert!(Timing::new(LONGEST_TTL).is_ok());
+    }
+
+    #[test]
+    fn grant_with_less_than_half_left_is_stale() {
+        let timing = Timing::new(millis(1_000)).unwrap();
+        let s = Clock::system().now();
+        assert!(!timing.stale(s, s + millis(488)));
+        assert!(timing.stale(s, s + millis(489)));
+        assert!(timing.stale(s, s + millis(5_000)));
+    }
+
+    proptest! {
+        #[test]
+        fn ttl_leaves_room_to_renew_twice(ttl in 100u64..=365 * 24 * 3600 * 1000) {
+            let timing = Timing::new(millis(ttl)).unwrap();
+            let s = Clock::system().now();
+            let (c, d) = (timing.cancel(s), timing.deadline(s));
+            prop_assert!(s < c && c < d && d < s + timing.ttl);
+            prop_assert!(timing.grace >= millis(10) && timing.grace <= millis(2_000));
+            // A first attempt that times out still leaves time for one more before C.
+            let second = timing.renewal(s, 0.0) + timing.attempt + timing.gap(1, 1.0);
+            prop_assert!(second + timing.attempt < c, "{timing:?}");
+        }
+
+        #[test]
+        fn grace_leaves_room_to_renew_twice(ttl in 100u64..=365 * 24 * 3600 * 1000, part in 0.0f64..=1.0) {
+            let plain = Timing::new(millis(ttl)).unwrap();
+            let longest = plain.ttl / 3;
+            let grace = millis(10) + (longest - millis(10)).mul_f64(part);
+            let timing = plain.with_grace(grace).unwrap();
+            let s = Clock::system().now();
+            let (c, d) = (timing.cancel(s), timing.deadline(s));
+            prop_assert_eq!((d, c + grace), (plain.deadline(s), d));
+            let second = timing.renewal(s, 0.0) + timing.attempt + timing.gap(1, 1.0);
+            prop_assert!(second + timing.attempt < c, "{timing:?}");
+            prop_assert!(timing.period <= plain.period && timing.period >= plain.period.min(plain.ttl / 10), "{timing:?}");
+        }
+
+        #[test]
+        fn gaps_are_jittered_and_capped(ttl in 100u64..100_000, failures in 1u32..50, jitter in 0.0f64..=1.0) {
+            let timing = Timing::new(millis(ttl)).unwrap();
+            let gap = timing.gap(failures, jitter);
+            prop_assert!(gap <= timing.ttl / 20);
+            prop_assert!(gap >= timing.ttl / 240);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The waiters of a name, in the order of their tickets.
+
+use super::handed_off::Wake;
+use crate::clock::Instant;
+use crate::engine::shared::options::Options;
+use crate::store::Mode;
+use std::collections::VecDeque;
+
+/// A waiter in the queue.
+pub(in crate::engine) struct Waiter {
+    pub(in crate::engine) mode: Mode,
+    pub(in crate::engine) options: Options,
+    /// Wakes it for an offer. `None` while it has not checked in since it was woken.
+    pub(in crate::engine) wake: Option<Wake>,
+    /// The time of its last check-in.
+    pub(in crate::engine) checked_in: Instant,
+    /// The time of its arrival.
+    pub(in crate::engine) arrived: Instant,
+    /// Whether it takes part in the line of the name.
+    pub(in crate::engine) fair: bool,
+}
+
+/// The number of slots that are kept though no waiter is in them.
+const SPARE: usize = 64;
+
+/// The waiters of a name in FIFO order. Most enter at the end and leave at the front, which takes a sorted queue half of the
+/// instructions that it takes a tree.
+#[derive(Default)]
+pub(in crate::engine) struct Waiters {
+    /// Each with its ticket. One that left from the middle leaves an empty slot, so that leaving does not move all that are
+    /// behind it. The first and the last slot are never empty.
+    slots: VecDeque<(u64, Option<Waiter>)>,
+    /// The number of slots with a waiter.
+    count: usize,
+}
+
+impl Waiters {
+    pub(in crate::engine) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the index of the slot of this ticket, or the one at which it would be.
+    fn find(&self, ticket: u64) -> Result<usize, usize> {
+        match (self.slots.front(), self.slots.back()) {
+            (Some((first, _)), _) if *first == ticket => Ok(0),
+            (_, Some((last, _))) if *last < ticket => Err(self.slots.len()),
+            _ => self.slots.binary_search_by_key(&ticket, |(ticket, _)| *ticket),
+        }
+    }
+
+    pub(in crate::engine) fn get(&self, ticket: u64) -> Option<&Waiter> {
+        self.slots.get(self.find(ticket).ok()?)?.1.as_ref()
+    }
+
+    /// Returns the waiter with this ticket; if there is none, it enters at its place.
+    pub(in crate::engine) fn get_or_insert_with(
+        &mut self,
+        ticket: u64,
+        new: impl FnOnce() -> Waiter,
+    ) -> &mut Waiter {
+        let index = self.find(ticket).unwrap_or_else(|index| {
+            self.slots.insert(index, (ticket, None));
+            index
+        });
+        let slot = &mut self.slots[index].1;
+        self.count += usize::from(slot.is_none());
+        slot.get_or_insert_with(new)
+    }
+
+    /// Removes the waiter with this ticket.
+    pub(in crate::engine) fn remove(&mut self, ticket: u64) -> Option<Waiter> {
+        let index = self.find(ticket).ok()?;
+        let removed = self.slots.get_mut(index)?.1.take()?;
+        self.count -= 1;
+        while let Some((_, None)) = self.slots.front() {
+            self.slots.pop_front();
+        }
+        while let Some((_, None)) = self.slots.back() {
+            self.slots.pop_back();
+        }
+        let spare = 2 * self.count + SPARE;
+        if self.slots.len() > spare {
+            self.slots.retain(|(_, waiter)| waiter.is_some());
+        }
+        if self.slots.capacity() > 2 * spare {
+            self.slots.shrink_to(spare);
+        }
+        Some(removed)
+    }
+
+    /// Returns the first waiter, and its ticket.
+    pub(in crate::engine) fn first(&self) -> Option<(u64, &Waiter)> {
+        self.iter().next()
+    }
+
+    /// Returns the waiters in FIFO order, with their tickets.
+    pub(in crate::engine) fn iter(&self) -> impl Iterator<Item = (u64, &Waiter)> {
+        self.slots.iter().filter_map(|(ticket, waiter)| Some((*ticket, waiter.as_ref()?)))
+    }
+
+    /// Returns the waiters in FIFO order to change, with their tickets.
+    pub(in crate::engine) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Waiter)> {
+        self.slots.iter_mut().filter_map(|(ticket, waiter)| Some((*ticket, waiter.as_mut()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn waiter(millis: u64) -> Waiter {
+        let arrived = Instant::ZERO + std::time::Duration::from_millis(millis);
+        let (mode, options) = (Mode::Exclusive, Options::default());
+        Waiter { mode, options, wake: None, checked_in: arrived, arrived, fair: false }
+    }
+
+    /// Enters and leaves 20 000 times in an order without pattern, beside a tree.
+    #[test]
+    fn waiters_are_in_the_order_of_tickets() {
+        let (mut waiters, mut tree) = (Waiters::default(), BTreeMap::new());
+        let mut random = 1_u64;
+        for round in 0..20_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(round);
+            // The queue grows to hundreds, and shrinks again.
+            let (ticket, grows) = ((random >> 33) % 800, (round / 2000) % 2 == 0);
+            if (random >> 20).is_multiple_of(4) != grows {
+                let entered = waiters.get_or_insert_with(ticket, || waiter(round)).arrived;
+                let expected = tree.entry(ticket).or_insert_with(|| waiter(round));
+                assert_eq!(entered, expected.arrived, "one that is there stays");
+            } else {
+                let left = waiters.remove(ticket).map(|waiter| waiter.arrived);
+                assert_eq!(left, tree.remove(&ticket).map(|waiter| waiter.arrived));
+            }
+            assert_eq!(waiters.len(), tree.len());
+            assert_eq!(waiters.first().map(|first| first.0), tree.keys().next().copied());
+            assert_eq!(waiters.get(ticket).is_some(), tree.contains_key(&ticket));
+            assert!(waiters.slots.len() <= 2 * waiters.len() + SPARE);
+            if round % 100 == 0 {
+                assert!(waiters.iter().map(|(ticket, _)| ticket).eq(tree.keys().copied()));
+            }
+        }
+        for ticket in 0..800 {
+            waiters.remove(ticket);
+        }
+        assert!(waiters.is_empty() && waiters.slots.is_empty());
+        assert!(waiters.slots.capacity() <= 2 * SPARE, "an empty queue keeps no memory");
+    }
+
+    #[test]
+    fn waiter_that_comes_back_finds_its_place() {
+        let mut waiters = Waiters::default();
+        for ticket in [1, 2, 3] {
+            waiters.get_or_insert_with(ticket, || waiter(ticket));
+        }
+        assert!(waiters.remove(2).is_some() && waiters.remove(2).is_none());
+        assert!(waiters.get(2).is_none());
+        waiters.get_or_insert_with(2, || waiter(2));
+        let tickets: Vec<_> = waiters.iter_mut().map(|(ticket, _)| ticket).collect();
+        assert_eq!(tickets, [1, 2, 3]);
+    }
+}

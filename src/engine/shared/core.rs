@@ -1,0 +1,410 @@
+//! The data that all leases of a manager share.
+
+use super::describer::Describer;
+use super::job::Job;
+use super::options::Options;
+use super::served::Served;
+use crate::clock::{Clock, Instant};
+use crate::engine::machine::queue::Queue;
+use crate::engine::machine::schedule::{Call, Schedule};
+use crate::engine::machine::timing::Timing;
+use crate::error::{Error, ErrorKind, Result};
+use crate::observe::{Board, Counters, DEFAULT_CLASS};
+use crate::store::{Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Mode, Name, Owner, Store};
+use crate::util::sync::Mutex;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, MutexGuard, OnceLock};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// Returns the class of a name.
+pub(crate) type Classify = fn(&str) -> &'static str;
+
+/// The settings of the builder, besides T.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) max_hold: Option<Duration>,
+    /// The longest time between two reports of progress.
+    pub(crate) stall_after: Option<Duration>,
+    /// The age of a hold at which it is reported.
+    pub(crate) warn_held: Option<Duration>,
+    pub(crate) poll_bound: Duration,
+    /// The maximum number of consecutive hand-offs in memory.
+    pub(crate) handoff_bound: u32,
+    pub(crate) fencing: Option<Fencing>,
+    /// Returns the class of a name whose handle has none.
+    pub(crate) classify: Option<Classify>,
+    /// The seed of the jitter, so that a simulation can be repeated.
+    #[cfg(feature = "testing")]
+    pub(crate) seed: Option<u64>,
+}
+
+impl Settings {
+    /// Without fencing tokens and hand-offs, for tests.
+    #[cfg(test)]
+    pub(in crate::engine) const PLAIN: Self = Self {
+        max_hold: None,
+        stall_after: None,
+        warn_held: None,
+        poll_bound: Duration::from_secs(1),
+        handoff_bound: 0,
+        fencing: None,
+        classify: None,
+        #[cfg(feature = "testing")]
+        seed: None,
+    };
+
+    /// Returns options with the class of the name, if those of its handle have none.
+    pub(in crate::engine) fn classified(&self, name: &Name, options: &Options) -> Option<Options> {
+        let classify = self.classify.filter(|_| options.class() == DEFAULT_CLASS)?;
+        let mut options = options.clone();
+        options.set_class(classify(name.as_str()));
+        Some(options)
+    }
+
+    fn seed(&self) -> Option<u64> {
+        #[cfg(feature = "testing")]
+        return self.seed;
+        #[cfg(not(feature = "testing"))]
+        None
+    }
+}
+
+/// The data that all leases of a manager share.
+pub(crate) struct Core {
+    pub(crate) store: Arc<dyn Store>,
+    /// The abilities of the store, which is asked once: the watchdog never calls it.
+    pub(in crate::engine) can: Capabilities,
+    pub(crate) timing: Timing,
+    pub(crate) settings: Settings,
+    pub(crate) schedule: Schedule,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) describer: Describer,
+    /// Set when no lock can be acquired any more.
+    is_closed: AtomicBool,
+    /// Fires then.
+    closed: CancellationToken,
+    /// Fires when the engine is no longer needed.
+    pub(crate) stop: CancellationToken,
+    /// Fires when the engine's work is done and its connections are closed.
+    pub(crate) stopped: CancellationToken,
+    /// Wakes the reaper's sweeps after a reconnect.
+    pub(crate) reconnected: Notify,
+    /// The number of sweeps in progress.
+    pub(crate) sweeps: AtomicU32,
+    /// Asks the watchdog to verify all leases: the server may have restarted without them before a
+    /// reconnect.
+    pub(in crate::engine) verify: Notify,
+    /// The time at which `close` stops retrying releases.
+    pub(crate) closing_until: OnceLock<Instant>,
+    /// True if the engine runs on the runtime of its callers.
+    pub(crate) on_caller: bool,
+    /// Notifies that no task runs watchdog and worker any more.
+    pub(in crate::engine) vacated: Notify,
+    pub(in crate::engine) panicked: AtomicBool,
+    /// Reports to the observers.
+    pub(crate) board: Arc<Board>,
+    pub(crate) counters: Counters,
+    pub(in crate::engine) served: Served,
+    clock: Clock,
+    manager: Uuid,
+    holders: AtomicU64,
+    random: AtomicU64,
+    jobs: mpsc::UnboundedSender<Job>,
+    calls: mpsc::UnboundedSender<Vec<Call>>,
+    queues: Mutex<Option<WorkQueues>>,
+    pub(in crate::engine) running: AtomicBool,
+    /// When the watchdog began what it does now.
+    pub(in crate::engine) tick: Mutex<Option<Instant>>,
+    /// The runtime of a caller on which watchdog and worker run.
+    pub(in crate::engine) runtime: Mutex<Option<Handle>>,
+    callers: AtomicUsize,
+    no_call: Notify,
+}
+
+/// The queues that the worker reads.
+pub(in crate::engine) struct WorkQueues {
+    pub(in crate::engine) calls: mpsc::UnboundedReceiver<Vec<Call>>,
+    pub(in crate::engine) jobs: mpsc::UnboundedReceiver<Job>,
+}
+
+/// A call in progress, which may still send a request or leave a job to the reaper; see
+/// [`Core::begin_call`].
+pub(crate) struct CallGuard<'a>(&'a Core);
+
+impl Drop for CallGuard<'_> {
+    fn drop(&mut self) {
+        if self.0.callers.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.is_closed() {
+            self.0.no_call.notify_waiters();
+        }
+    }
+}
+
+impl Core {
+    /// Creates the data of an engine. With `on_caller`, the engine runs on the runtime of its
+    /// callers.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        timing: Timing,
+        settings: Settings,
+        on_caller: bool,
+    ) -> Arc<Self> {
+        Self::of_manager(Uuid::new_v4(), store, timing, settings, on_caller)
+    }
+
+    /// Creates the data of the engine of a manager whose id was drawn before.
+    pub(crate) fn of_manager(
+        manager: Uuid,
+        store: Arc<dyn Store>,
+        timing: Timing,
+        mut settings: Settings,
+        on_caller: bool,
+    ) -> Arc<Self> {
+        let mut can = store.capabilities();
+        can.renewal_batch = can.renewal_batch.max(1);
+        if let (Some(fencing), false) = (&mut settings.fencing, can.fence_blocks) {
+            // Each holder needs its own fencing token: without reserved ones there is no hand-off.
+            fencing.block = 1;
+            settings.handoff_bound = 0;
+        }
+        if let Some(fencing) = &mut settings.fencing {
+            fencing.block = fencing.block.min(can.longest_fence_block);
+        }
+        let (jobs, jobs_waiting) = mpsc::unbounded_channel();
+        let (calls, calls_waiting) = mpsc::unbounded_channel();
+        let queues = WorkQueues { calls: calls_waiting, jobs: jobs_waiting };
+        Arc::new(Self {
+            queue: Arc::new(Queue::new(store.clock(), &timing)),
+            clock: store.clock(),
+            store,
+            can,
+            timing,
+            settings,
+            schedule: Schedule::default(),
+            describer: Describer::default(),
+            is_closed: AtomicBool::new(false),
+            closed: CancellationToken::new(),
+            stop: CancellationToken::new(),
+            stopped: CancellationToken::new(),
+            reconnected: Notify::new(),
+            verify: Notify::new(),
+            on_caller,
+            vacated: Notify::new(),
+            panicked: AtomicBool::new(false),
+            sweeps: AtomicU32::new(0),
+            closing_until: OnceLock::new(),
+            board: Arc::default(),
+            counters: Counters::default(),
+            served: Served::default(),
+            manager,
+            holders: AtomicU64::new(1),
+            random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),
+            jobs,
+            calls,
+            queues: Mutex::new(Some(queues)),
+            running: AtomicBool::new(false),
+            tick: Mutex::default(),
+            runtime: Mutex::default(),
+            callers: AtomicUsize::new(0),
+            no_call: Notify::new(),
+        })
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Returns whether each release wakes all subscribers, so that a forced release is noticed at once.
+    pub(in crate::engine) fn announces(&self) -> bool {
+        self.can.announces && self.can.wakeups
+    }
+
+    /// Returns the id of this manager.
+    pub(in crate::engine) fn manager(&self) -> Uuid {
+        self.manager
+    }
+
+    /// Returns who acts, for the notes of steals: the service, if the manager describes itself, the host and the process id.
+    pub(crate) fn author(&self) -> String {
+        let Owner { service, host, pid, .. } = self.describer.owner();
+        let service = if service.is_empty() { service } else { format!("{service} at ") };
+        format!("{service}{host}:{pid}")
+    }
+
+    /// Returns a holder id that was never used before.
+    pub(crate) fn draw_holder(&self) -> HolderId {
+        HolderId::new(self.manager, self.holders.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns a number in [0, 1) that keeps processes apart: splitmix64 over a counter.
+    pub(crate) fn jitter(&self) -> f64 {
+        let mut z = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Returns the fencing tokens that an outermost acquire reserves in a mode, and for how long the store remembers them, or
+    /// an idle semaphore.
+    pub(in crate::engine) fn fencing(&self, mode: Mode) -> Option<Fencing> {
+        let all = self.settings.fencing?;
+        let block = if mode.reserves_fences() { all.block } else { 1 };
+        let retention = if mode.has_size() { self.idle_kept() } else { all.retention };
+        Some(Fencing { block, retention })
+    }
+
+    /// Returns how long the store keeps an idle semaphore; `None`: forever.
+    pub(super) fn idle_kept(&self) -> Option<Duration> {
+        let kept = |retention: Duration| retention.max(IDLE_SEMAPHORE);
+        self.settings.fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention.map(kept))
+    }
+
+    /// Returns how long a store remembers the place of a waiter, which asks again at each poll. In a line, where a younger
+    /// waiter would pass it, a request may also take an attempt.
+    pub(in crate::engine) fn place_kept(&self, mode: Mode) -> Duration {
+        let kept = self.settings.poll_bound * 3;
+        if mode.has_line() { kept.max(self.timing.attempt * 2) } else { kept }
+    }
+
+    /// Submits a job to the worker. Works on any thread, inside and outside a runtime.
+    pub(crate) fn submit(&self, job: Job) {
+        // Fails only after the end of the engine, when nothing can be sent any more.
+        let _ = self.jobs.send(job);
+    }
+
+    /// Returns where jobs are submitted.
+    pub(in crate::engine) fn jobs(&self) -> mpsc::UnboundedSender<Job> {
+        self.jobs.clone()
+    }
+
+    /// Submits calls to the worker, which sends them to the store.
+    pub(in crate::engine) fn send(&self, calls: Vec<Call>) {
+        // As in `submit`.
+        let _ = self.calls.send(calls);
+    }
+
+    /// Begins a call. Drop the guard after everything else that the call owns.
+    pub(crate) fn begin_call(&self) -> CallGuard<'_> {
+        self.callers.fetch_add(1, Ordering::SeqCst);
+        CallGuard(self)
+    }
+
+    /// Waits until no call is in progress. Call it after [`set_closed`](Self::set_closed): only then does the
+    /// last guard notify.
+    pub(crate) async fn until_no_call(&self) {
+        loop {
+            let mut none = std::pin::pin!(self.no_call.notified());
+            none.as_mut().enable();
+            if self.callers.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            none.await;
+        }
+    }
+
+    /// Locks the work queues, which are `None` while a task owns them.
+    pub(in crate::engine) fn work_queues(&self) -> MutexGuard<'_, Option<WorkQueues>> {
+        self.queues.lock()
+    }
+
+    /// Lets no lock be acquired any more, and ends all calls that wait for one.
+    pub(crate) fn set_closed(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.closed.cancel();
+        self.queue.wake_all();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// Ends `work` with an error when the manager is closed. A waiter in the queue needs none of this, because it is
+    /// woken.
+    pub(crate) async fn unless_closed<T>(
+        &self,
+        work: Pin<&mut impl Future<Output = Result<T>>>,
+    ) -> Result<T> {
+        tokio::select! {
+            biased;
+            result = work => result,
+            () = self.closed.cancelled() => Err(self.closed_error()),
+        }
+    }
+
+    /// Pauses for this time, or until the manager is closed.
+    pub(crate) async fn pause(&self, time: Duration) {
+        tokio::select! {
+            biased;
+            () = self.until_closed() => {}
+            () = sleep(time) => {}
+        }
+    }
+
+    /// Waits until no lock can be acquired any more.
+    pub(crate) async fn until_closed(&self) {
+        self.closed.cancelled().await;
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_closed() { Err(self.closed_error()) } else { Ok(()) }
+    }
+
+    /// Returns the error of calls that come after the end of the engine.
+    pub(crate) fn closed_error(&self) -> Error {
+        if self.panicked.load(Ordering::Acquire) {
+            return Error::new(
+                ErrorKind::Closed,
+                "the watchdog has panicked and closed this manager; make a new one to lock again",
+            );
+        }
+        Error::closed()
+    }
+
+    /// Closes the engine after a panic in a part of it: no lock can be acquired any more.
+    pub(in crate::engine) fn panicked(&self) {
+        self.panicked.store(true, Ordering::Release);
+        self.set_closed();
+    }
+
+    /// Returns whether a task runs watchdog and worker, on any runtime.
+    pub(in crate::engine) fn is_running(&self) -> bool {
+        self.running.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+pub(super) fn core_in_memory() -> Arc<Core> {
+    use crate::store::MemoryStore;
+
+    Core::new(Arc::new(MemoryStore::new()), Timing::DEFAULT, Settings::PLAIN, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_is_spread_evenly_from_zero_to_below_one() {
+        const DRAWS: usize = 4_000;
+        let core = core_in_memory();
+        let mut tenths = [0; 10];
+        for _ in 0..DRAWS {
+            let jitter = core.jitter();
+            assert!((0.0..1.0).contains(&jitter), "{jitter}");
+            tenths[(jitter * 10.0) as usize] += 1;
+        }
+        // Six standard deviations on both sides.
+        let even = DRAWS / 10 - 115..DRAWS / 10 + 115;
+        assert!(tenths.iter().all(|count| even.contains(count)), "{tenths:?}");
+    }
+}

@@ -1,0 +1,74 @@
+//! Jobs for the worker, as data.
+
+use super::hold::Hold;
+use crate::clock::Instant;
+use crate::engine::machine::hold::Op;
+use crate::store::{Acquired, HolderId, Released, StoreFuture, Target};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A job for the engine.
+pub(crate) enum Job {
+    /// Record a hold's count in the store, or release the hold.
+    Flush(Arc<Hold>),
+    /// End a hold without a lease at `until`.
+    Linger { hold: Arc<Hold>, until: Instant },
+    /// Await an operation on a hold, then flush it.
+    Finish { hold: Arc<Hold>, op: Op, verdict: StoreFuture<Released> },
+    /// Await a nested acquire that no caller waits for.
+    FinishNested { hold: Arc<Hold>, count: u32, sent: Instant, verdict: StoreFuture<Acquired> },
+    /// Await an outermost acquire that no caller waits for, and release its grant.
+    Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
+    /// Release a holder id that may have been granted, or may still be.
+    Sweep(Sweep),
+    /// Give up the place that a request of this holder id may have taken, or give it to the waiter that arrived at `next`.
+    Leave { target: Target, holder: HolderId, next: Option<Instant> },
+    /// Have the holds tell about themselves that are to.
+    Tell,
+    /// Delete the description of a hold that was released.
+    Untell { target: Target, holder: HolderId },
+}
+
+/// The possible grants of one holder id that no hold stands for.
+#[derive(Clone, Debug)]
+pub(crate) struct Sweep {
+    pub(in crate::engine) target: Target,
+    pub(in crate::engine) holder: HolderId,
+    /// The number of requests that may have been granted, or may still be.
+    pub(in crate::engine) unknown: u32,
+    /// The time before which no release is sent.
+    pub(in crate::engine) from: Option<Instant>,
+    /// The time until which the last grant may keep the name.
+    pub(in crate::engine) until: Option<Instant>,
+    /// True if a request may have taken a place in the line.
+    pub(in crate::engine) placed: bool,
+    /// The time to live of the requests beyond T.
+    pub(in crate::engine) delay: Duration,
+}
+
+impl Sweep {
+    pub(crate) fn new(target: Target, holder: HolderId) -> Self {
+        Self {
+            target,
+            holder,
+            unknown: 0,
+            from: None,
+            until: None,
+            placed: false,
+            delay: Duration::ZERO,
+        }
+    }
+
+    /// Returns a sweep for a hold that is over and whose grant was requested more than once.
+    pub(crate) fn late(target: Target, holder: HolderId, from: Instant, until: Instant) -> Self {
+        // One release cannot know which of several requests it undid.
+        let (from, until) = (Some(from), Some(until));
+        Self { target, holder, unknown: 2, from, until, placed: false, delay: Duration::ZERO }
+    }
+
+    /// Adds a request that may have been granted and may keep the name until `until`.
+    pub(in crate::engine) fn unsure(&mut self, until: Instant) {
+        self.unknown += 1;
+        self.until = self.until.max(Some(until));
+    }
+}

@@ -1,0 +1,15 @@
+//! The data that the rooms of the engine share: the core of a manager, its holds, their options, the calls of the store
+//! and the reports to observers.
+
+pub(super) mod asker;
+pub(super) mod calls;
+pub(super) mod core;
+mod describer;
+pub(super) mod description;
+pub(super) mod hold;
+pub(super) mod job;
+pub(super) mod life;
+pub(super) mod options;
+mod report;
+mod served;
+pub(super) mod terms;

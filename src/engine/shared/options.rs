@@ -1,0 +1,276 @@
+//! The options of a handle. They go with each of its acquires into the hold. [`setters`] gives a handle those that it has.
+
+use crate::engine::machine::pulse::Heartbeat;
+use crate::observe::DEFAULT_CLASS;
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The place in the user's code where a name is acquired, if it is known.
+pub(crate) type Caller = Option<&'static Location<'static>>;
+
+/// The options of a handle. Without any, it is empty: it allocates nothing and costs one pointer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options(Option<Arc<Set>>);
+
+/// Those of a handle that has none.
+pub(crate) static NO_OPTIONS: Options = Options(None);
+
+#[derive(Clone, Debug)]
+struct Set {
+    min_hold: Option<Duration>,
+    lock_delay: Duration,
+    stall_after: Option<Duration>,
+    warn_held: Option<Duration>,
+    heartbeat: Option<Arc<Heartbeat>>,
+    label: Option<Arc<str>>,
+    class: &'static str,
+}
+
+impl Default for Set {
+    fn default() -> Self {
+        Self {
+            min_hold: None,
+            lock_delay: Duration::ZERO,
+            stall_after: None,
+            warn_held: None,
+            heartbeat: None,
+            label: None,
+            class: DEFAULT_CLASS,
+        }
+    }
+}
+
+/// Gives a handle the setters of some options, with the same documentation for all kinds. The handle has a field `options`.
+macro_rules! setters {
+    ($($option:ident)+) => { $( $crate::engine::setters!(@$option); )+ };
+    (@class) => {
+        /// Sets the class of the name: a word for all names of its kind, which metrics and
+        /// [events](crate::Event::class) show.
+        ///
+        /// Otherwise it is that of [`Builder::classify`](crate::Builder::classify), or `all`.
+        ///
+        /// ```
+        /// # let leases = leasehold::LeaseManager::in_memory();
+        /// let lock = leases.lock("orders:42").class("order"); // as for all kinds of handles
+        /// ```
+        #[must_use = "returns the handle with the option set"]
+        pub fn class(mut self, class: &'static str) -> Self {
+            self.options.set_class(class);
+            self
+        }
+    };
+    (@label) => {
+        /// Sets a text, for people, that says what the name is held for, at most 256 bytes. The first attempt to
+        /// acquire reports a longer one.
+        ///
+        /// [`holdings`](crate::LeaseManager::holdings) shows it. The holder of an exclusive lock also writes it beside
+        /// the lock at its first renewal, with its host and process id, and [`inspect`](crate::LeaseManager::inspect)
+        /// reports it; see [`Builder::describe`](crate::Builder::describe). It is as public as the name: do not put a
+        /// secret or a person's data into it.
+        ///
+        /// ```
+        /// # let leases = leasehold::LeaseManager::in_memory();
+        /// let lock = leases.lock("import").label("import of a.csv"); // as for all kinds of handles
+        /// ```
+        #[must_use = "returns the handle with the option set"]
+        pub fn label(mut self, label: impl AsRef<str>) -> Self {
+            self.options.set_label(label.as_ref().into());
+            self
+        }
+    };
+    (@min_hold) => {
+        /// Sets the shortest time for which the name stays closed after a grant, however early the lease ends; none by
+        /// default.
+        ///
+        /// A release before that leaves a mark under the name, which ends by itself; meanwhile every other caller, and
+        /// this handle too, find the name held. So a job of a few milliseconds does not run once more on a replica
+        /// whose clock is late. It counts from the time at which the call returns the lease: a call that ends without
+        /// one closes nothing. The end of a nested lease does not count. A crash, a loss without a release and
+        /// [`forget`](crate::Lease::forget) leave the name to expire as usual, even if that is earlier. On ZooKeeper
+        /// this process keeps the name closed, for as long as it lives and the manager is open. At most 365 days; a
+        /// longer one is reported by the first attempt to lock. See [`jobs`](crate::guide::jobs#a-shortest-time).
+        ///
+        /// ```
+        /// use std::time::Duration;
+        ///
+        /// # #[tokio::main(flavor = "current_thread")]
+        /// # async fn main() -> leasehold::Result<()> {
+        /// # let leases = leasehold::LeaseManager::in_memory();
+        /// let mut cron = leases.lock("nightly").min_hold(Duration::from_secs(55));
+        /// cron.lock().await?.unlock().await?;
+        /// assert!(cron.try_lock().await?.is_none());
+        /// # Ok(())
+        /// # }
+        /// ```
+        #[must_use = "returns the handle with the option set"]
+        #[doc(alias = "lockAtLeastFor")]
+        pub fn min_hold(mut self, min_hold: std::time::Duration) -> Self {
+            self.options.set_min_hold(min_hold);
+            self
+        }
+    };
+    (@lock_delay) => {
+        /// Sets how much longer than the [TTL](crate::Builder::ttl) the name stays closed after a crash or a loss: 0 to 60 s,
+        /// 0 by default.
+        ///
+        /// In this time, writes that the last holder has sent can still arrive. A clean release (an unlock, or a drop
+        /// of a lease that is not lost) ends the delay at once. The delay belongs to the grant, so other processes need
+        /// not set it. It costs no requests. ZooKeeper does not support it: the first attempt to lock returns
+        /// [`Unsupported`](crate::ErrorKind::Unsupported). A value out of range is reported by the first attempt, too.
+        /// See [`jobs`](crate::guide::jobs#a-delay-after-a-crash).
+        ///
+        /// ```
+        /// use std::time::Duration;
+        ///
+        /// # #[tokio::main(flavor = "current_thread")]
+        /// # async fn main() -> leasehold::Result<()> {
+        /// # let leases = leasehold::LeaseManager::in_memory();
+        /// let mut lock = leases.lock("disk").lock_delay(Duration::from_secs(5));
+        /// lock.lock().await?.unlock().await
+        /// # }
+        /// ```
+        #[must_use = "returns the handle with the option set"]
+        pub fn lock_delay(mut self, delay: std::time::Duration) -> Self {
+            self.options.set_lock_delay(delay);
+            self
+        }
+    };
+    (@stall_after) => {
+        /// Sets the longest time between two reports of [progress](crate::Lease::progress) for this handle, in place of
+        /// that of [`Builder::stall_after`](crate::Builder::stall_after): at least 10 ms. The first attempt to acquire
+        /// reports a shorter one.
+        ///
+        /// ```
+        /// use std::time::Duration;
+        ///
+        /// # #[tokio::main(flavor = "current_thread")]
+        /// # async fn main() -> leasehold::Result<()> {
+        /// # let leases = leasehold::LeaseManager::in_memory();
+        /// let lease = leases.lock("import").stall_after(Duration::from_secs(60)).lock().await?;
+        /// for file in ["a.csv", "b.csv"] {
+        ///     println!("{file}"); // ... import it ...
+        ///     lease.progress();
+        /// }
+        /// lease.unlock().await
+        /// # }
+        /// ```
+        #[must_use = "returns the handle with the option set"]
+        pub fn stall_after(mut self, limit: std::time::Duration) -> Self {
+            self.options.set_stall_after(limit);
+            self
+        }
+    };
+    (@warn_held) => {
+        /// Sets the age at which a lease of this handle is reported in the log, once, in place of that of
+        /// [`Builder::warn_held`](crate::Builder::warn_held).
+        ///
+        /// ```
+        /// use std::time::Duration;
+        ///
+        /// # let leases = leasehold::LeaseManager::in_memory();
+        /// let lock = leases.lock("import").warn_held(Duration::from_secs(3600));
+        /// ```
+        #[must_use = "returns the handle with the option set"]
+        pub fn warn_held(mut self, age: std::time::Duration) -> Self {
+            self.options.set_warn_held(age);
+            self
+        }
+    };
+}
+pub(crate) use setters;
+
+impl Options {
+    /// Returns the time from the grant for which the name stays closed, even if the hold is released earlier.
+    pub(crate) fn min_hold(&self) -> Option<Duration> {
+        self.0.as_ref()?.min_hold
+    }
+
+    /// Returns the time for which the store keeps the name closed after the time to live of a hold that was not released.
+    pub(crate) fn lock_delay(&self) -> Duration {
+        self.0.as_ref().map_or(Duration::ZERO, |set| set.lock_delay)
+    }
+
+    /// Returns the text that says what the hold is for.
+    pub(crate) fn label(&self) -> Option<&Arc<str>> {
+        self.0.as_ref()?.label.as_ref()
+    }
+
+    /// Returns the class by which holds are counted.
+    pub(crate) fn class(&self) -> &'static str {
+        self.0.as_ref().map_or(DEFAULT_CLASS, |set| set.class)
+    }
+
+    pub(crate) fn set_min_hold(&mut self, min_hold: Duration) {
+        self.set().min_hold = Some(min_hold);
+    }
+
+    pub(crate) fn set_lock_delay(&mut self, lock_delay: Duration) {
+        self.set().lock_delay = lock_delay;
+    }
+
+    /// Returns the longest time between two reports of progress, if it is another than that of the manager.
+    pub(super) fn stall_after(&self) -> Option<Duration> {
+        self.0.as_ref()?.stall_after
+    }
+
+    /// Returns the age at which a lease is reported, if it is another than that of the manager.
+    pub(in crate::engine) fn warn_held(&self) -> Option<Duration> {
+        self.0.as_ref()?.warn_held
+    }
+
+    /// Returns the heartbeat of its calls, if a caller may get its lease much later than the grant.
+    pub(in crate::engine) fn heartbeat(&self) -> Option<&Arc<Heartbeat>> {
+        self.0.as_ref()?.heartbeat.as_ref()
+    }
+
+    /// Lets the limits of a hold begin when its caller gets the lease.
+    pub(crate) fn set_heartbeat(&mut self, heartbeat: &Arc<Heartbeat>) {
+        self.set().heartbeat = Some(Arc::clone(heartbeat));
+    }
+
+    pub(crate) fn set_stall_after(&mut self, limit: Duration) {
+        self.set().stall_after = Some(limit);
+    }
+
+    pub(crate) fn set_warn_held(&mut self, age: Duration) {
+        self.set().warn_held = Some(age);
+    }
+
+    pub(crate) fn set_label(&mut self, label: Arc<str>) {
+        self.set().label = Some(label);
+    }
+
+    pub(crate) fn set_class(&mut self, class: &'static str) {
+        self.set().class = class;
+    }
+
+    /// Returns the options to change. A clone that shares them keeps its own.
+    fn set(&mut self) -> &mut Set {
+        Arc::make_mut(self.0.get_or_insert_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_take_one_pointer() {
+        assert_eq!(size_of::<Options>(), size_of::<usize>());
+        assert!(NO_OPTIONS.0.is_none());
+    }
+
+    #[test]
+    fn options_of_a_clone_change_apart() {
+        let mut options = Options::default();
+        options.set_class("jobs");
+        let mut other = options.clone();
+        other.set_label("backup".into());
+        other.set_class("nightly");
+        assert_eq!((options.class(), options.label()), ("jobs", None));
+        assert_eq!(other.class(), "nightly");
+        assert_eq!(other.label().map(|label| &**label), Some("backup"));
+        assert_eq!(NO_OPTIONS.class(), DEFAULT_CLASS);
+    }
+}

@@ -1,0 +1,154 @@
+//! Reports to observers and counters what happens.
+//!
+//! A part of the engine that has something to tell calls [`Core::publish`], or [`Hold::happened`] for what is counted too. Neither
+//! runs an observer. While there is none, an event costs one branch.
+
+use super::core::Core;
+use super::hold::Hold;
+use crate::clock::Instant;
+use crate::engine::machine::hold::{Ended, Phase, State};
+use crate::engine::machine::schedule::Renewing;
+use crate::error::Result;
+use crate::observe::{Event, EventKind, Health, Operation, Outcome, Told};
+use crate::store::Renewed;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Core {
+    /// Queues what has happened for the observers, if there are any. May be called with the state of a hold locked; finish
+    /// what it returns when that is unlocked.
+    pub(in crate::engine) fn publish(&self, happened: impl FnOnce() -> Event) -> Told {
+        if self.board.is_observed() { self.board.tell(happened()) } else { Told::default() }
+    }
+
+    /// Counts what has happened at `now`, and queues its event, as [`publish`](Self::publish) does.
+    pub(in crate::engine) fn count(
+        &self,
+        now: Instant,
+        kind: EventKind,
+        event: impl FnOnce(EventKind) -> Event,
+    ) -> Told {
+        self.counters.count(&kind, now);
+        self.publish(|| event(kind))
+    }
+
+    /// Reports a measurement to the observers, if one of them wants any. Call it with no lock held.
+    pub(in crate::engine) fn measure(&self, measured: impl FnOnce() -> EventKind) {
+        if self.board.is_measured() {
+            self.board.tell(Event::new(measured())).finish();
+        }
+    }
+
+    /// Records the answer to a request for so many holds, that was sent at `sent`. It is a refusal if `refuses` says so.
+    pub(in crate::engine) fn count_answer<T>(
+        &self,
+        op: Operation,
+        answer: &Result<T>,
+        refuses: impl FnOnce(&T) -> bool,
+        sent: Instant,
+        items: usize,
+    ) {
+        self.counters.heard(op, answer.as_ref().err(), || self.now());
+        self.measure_answer(op, || Outcome::of(answer, refuses), sent, items);
+    }
+
+    /// Records that a request for so many holds, that was sent at `sent`, has no answer in time.
+    pub(in crate::engine) fn count_failure(&self, op: Operation, sent: Instant, items: usize) {
+        self.counters.silent(self.now());
+        self.measure_answer(op, || Outcome::Unavailable, sent, items);
+    }
+
+    fn measure_answer(
+        &self,
+        op: Operation,
+        outcome: impl FnOnce() -> Outcome,
+        sent: Instant,
+        items: usize,
+    ) {
+        self.measure(|| {
+            let outcome = outcome();
+            let took = self.now().saturating_duration_since(sent);
+            EventKind::Answered { op, outcome, took, items }
+        });
+    }
+
+    /// Measures how much of T was left to the lease that came closest to its end.
+    pub(in crate::engine) fn measure_headroom(&self, batch: &[Renewing], answer: &Result<Renewed>) {
+        if !self.board.is_measured() || answer.is_err() {
+            return;
+        }
+        let now = self.now();
+        let left = |one: &Renewing| one.hold.deadline(self).saturating_duration_since(now);
+        let Some(least) = batch.iter().map(left).min() else { return };
+        let headroom = least.as_secs_f64() / self.timing.ttl.as_secs_f64();
+        self.measure(|| EventKind::Renewed { headroom });
+    }
+
+    /// Returns how the manager fares.
+    pub(crate) fn health(&self) -> Health {
+        let now = self.now();
+        Health {
+            store_silent_for: self.counters.silence(now, self.timing.ttl),
+            store_refuses_for: self.counters.refusal(now, self.timing.ttl),
+            at_risk: self.counters.at_risk_now(),
+            losses_1m: self.counters.recent_losses(now),
+            watchdog_lag: self.schedule.overdue(now),
+            ttl: self.timing.ttl,
+            closed: self.is_closed(),
+            panicked: self.panicked.load(Ordering::Acquire),
+            leading: self.leading(),
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.board.end();
+    }
+}
+
+impl Hold {
+    /// Returns an event of this hold.
+    pub(in crate::engine) fn event(&self, kind: EventKind) -> Event {
+        Event::of(&self.name, kind)
+            .with_mode(self.mode)
+            .with_holder(self.holder)
+            .with_class(self.options.class())
+    }
+
+    /// Counts what happens to it at `now`, and queues the event. May be called with its state locked; finish what it returns
+    /// when that is unlocked.
+    pub(in crate::engine) fn happened(&self, core: &Core, now: Instant, kind: EventKind) -> Told {
+        core.count(now, kind, |kind| self.event(kind))
+    }
+
+    /// Reports a transition between two phases at `now`, after which `left` remains, as [`happened`](Self::happened) does. A hold that
+    /// its waiter has not accepted has no lease, so only that it is not released is reported.
+    pub(super) fn tell_phase(
+        &self,
+        core: &Core,
+        state: &State,
+        (was, is): (Phase, Phase),
+        (now, left): (Instant, Duration),
+    ) -> Told {
+        core.counters.risks(was == Phase::AtRisk, is == Phase::AtRisk);
+        let held = self.held(now);
+        let not_released =
+            |error| EventKind::NotReleased { error, held: (!state.is_offered()).then_some(held) };
+        let kind = match is {
+            Phase::Released if was == Phase::Releasing => match state.end_of_release() {
+                Ended::Confirmed | Ended::Lost(_) if state.is_offered() => return Told::default(),
+                Ended::Confirmed => EventKind::Released { held },
+                Ended::Lost(cause) => EventKind::Lost { cause, held },
+                Ended::Failed(error) => not_released(Some(error)),
+            },
+            Phase::Releasing => return Told::default(),
+            _ if state.is_offered() => return Told::default(),
+            Phase::Released => not_released(None),
+            Phase::Held => EventKind::Recovered,
+            Phase::AtRisk => EventKind::AtRisk { left },
+            Phase::Lost(cause) => EventKind::Lost { cause, held },
+        };
+        self.happened(core, now, kind)
+    }
+}

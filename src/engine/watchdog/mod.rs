@@ -1,0 +1,150 @@
+//! Fires the tokens of holds that were not renewed in time, and decides which holds are renewed
+//! when.
+//!
+//! One loop per engine. It wakes for the hold that is due first, never for each hold.
+//!
+//! # Invariants
+//!
+//! 1. **The watchdog waits for nothing but the clock**: no store, no client, no subscriber of
+//!    traces, no user code but the wakers of tokens. It sends its calls to the
+//!    [`background`](super::background).
+//! 2. **Calls in flight are watched too.** A call is put into the schedule before the worker has
+//!    it, so a worker that stalls delays renewals, never a token.
+//! 3. Only the watchdog takes holds out of the schedule when they are due.
+
+mod renewal;
+
+use super::machine::hold::{Due, State};
+use super::machine::schedule::{Batch, Call, Renewing};
+use super::machine::timing::Timing;
+use super::shared::core::Core;
+use super::shared::hold::Hold;
+use super::shared::job::Job;
+use crate::clock::{Instant, Sleeper};
+use crate::observe::EventKind;
+use std::sync::Arc;
+
+/// The largest number of calls sent together, unless more are due.
+const BURST: usize = 16;
+
+/// Runs the watchdog. Never returns.
+pub(super) async fn run(core: &Arc<Core>) {
+    let mut sleeper = Sleeper::new(core.clock());
+    loop {
+        tokio::select! {
+            // Due holds come first.
+            biased;
+            () = core.schedule.wait(&mut sleeper) => {}
+            () = core.verify.notified() => verify_all(core),
+        }
+        tick(core);
+    }
+}
+
+/// Does the work that is due.
+fn tick(core: &Arc<Core>) {
+    let now = core.now();
+    *core.tick.lock() = Some(now);
+    let due = core.schedule.due(now);
+    if let Some((at, _)) = due.holds.first() {
+        let lag = now.saturating_duration_since(*at);
+        core.measure(|| EventKind::WatchdogRan { lag });
+    }
+    for batch in due.batches {
+        core.counters.silent(now);
+        for renewing in batch.iter() {
+            renewing.hold.unanswered(core, renewing.attempt.number);
+        }
+    }
+    let mut plan = RenewalPlan::new(core, now);
+    plan.take(core, due.holds, State::tick);
+    plan.top_up(core);
+    plan.send_all(core);
+    *core.tick.lock() = None;
+}
+
+/// Verifies all holds after a reconnect: the server may have restarted without them.
+fn verify_all(core: &Arc<Core>) {
+    let mut plan = RenewalPlan::new(core, core.now());
+    plan.take(core, core.schedule.all(), State::verify);
+    plan.send_all(core);
+}
+
+/// The renewals to send now.
+struct RenewalPlan {
+    now: Instant,
+    /// The end of an attempt that is sent now. Holds with less time left go in calls of their own:
+    /// only theirs must be short.
+    attempt_deadline: Instant,
+    /// The number of renewals in one call.
+    size: usize,
+    renewing: Batch,
+    /// Holds whose release is owed to the store.
+    flush: Vec<Arc<Hold>>,
+}
+
+impl RenewalPlan {
+    fn new(core: &Core, now: Instant) -> Self {
+        Self {
+            now,
+            attempt_deadline: now + core.timing.attempt,
+            size: core.can.renewal_batch,
+            renewing: Vec::new(),
+            flush: Vec::new(),
+        }
+    }
+
+    /// Adds holds that were taken out of the schedule and are to be renewed or flushed.
+    fn take(
+        &mut self,
+        core: &Arc<Core>,
+        taken: Vec<(Instant, Arc<Hold>)>,
+        change: fn(&mut State, &Timing, Instant) -> Due,
+    ) {
+        for (at, hold) in taken {
+            match hold.when_due(core, (at, self.now), change) {
+                Due::Nothing => {}
+                Due::Flush | Due::TakenBack => self.flush.push(hold),
+                Due::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
+            }
+        }
+    }
+
+    /// Adds holds that are due soon anyway. It adds those due almost at once, because a burst of
+    /// calls costs a third of the same calls one by one, each on cold caches. It also adds as many
+    /// as the last call has room for, because one costs the same as a hundred.
+    fn top_up(&mut self, core: &Arc<Core>) {
+        if self.renewing.is_empty() {
+            return;
+        }
+        let room = BURST.saturating_mul(self.size).saturating_sub(self.renewing.len());
+        let at_once = self.now + core.timing.period / 32;
+        self.take(core, core.schedule.soon(at_once, room), State::renew_early);
+        let room = (self.size - self.renewing.len() % self.size) % self.size;
+        let soon = self.now + core.timing.period / 5;
+        self.take(core, core.schedule.soon(soon, room), State::renew_early);
+    }
+
+    /// Submits the flushes and sends the calls to the worker.
+    fn send_all(mut self, core: &Arc<Core>) {
+        for hold in self.flush {
+            core.submit(Job::Flush(hold));
+        }
+        let mut calls: Vec<Call> = Vec::new();
+        let short =
+            self.renewing.extract_if(.., |one| one.attempt.believed_until < self.attempt_deadline);
+        let short: Batch = short.collect();
+        for all in [short, self.renewing] {
+            // The worker splits a batch by parts of the store: only the store knows them.
+            let size = if core.can.sharded { all.len() } else { self.size };
+            let mut all = all.into_iter();
+            while all.len() > 0 {
+                let batch = all.by_ref().take(size).collect();
+                calls.push(Call::new(&core.schedule, batch, self.attempt_deadline));
+            }
+        }
+        if !calls.is_empty() {
+            core.send(calls);
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! The handles that lock a name.
+
+use crate::engine::{Caller, Engine, Options, WaitLimit, Wanted, setters};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::locks::handle::Handle;
+use crate::locks::lease::{Lease, finish};
+use crate::store::{Mode, Name, NameMap};
+use crate::util::runtime;
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A handle on one name, for one flow of control.
+///
+/// [`LeaseManager::lock`](crate::LeaseManager::lock) creates it without I/O. Locking needs `&mut`, which proves that one
+/// flow of control is asking. While a lease of this handle is alive, the same handle re-enters at once (hold count 2, 3,
+/// ...); every other handle waits, even in the same manager and the same task.
+///
+/// Two calls at a time through one handle do not compile:
+///
+/// ```compile_fail,E0499
+/// # async fn f(leases: leasehold::LeaseManager) {
+/// let mut lock = leases.lock("a");
+/// let _ = tokio::join!(lock.lock(), lock.lock());
+/// # }
+/// ```
+///
+/// Two handles take turns. `join!` keeps what the first branch returns until the last one ends, so each branch must
+/// release its lease; otherwise [one waits for the other forever](crate::guide::reentrancy#two-handles-wait-for-each-other).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let leases = leasehold::LeaseManager::in_memory();
+/// let (mut here, mut there) = (leases.lock("a"), leases.lock("a"));
+/// let (first, second) = tokio::join!(
+///     async { here.lock().await?.unlock().await },
+///     async { there.lock().await?.unlock().await },
+/// );
+/// # first.and(second)
+/// # }
+/// ```
+///
+/// The compiler cannot see through a mutex: a handle in an `Arc<tokio::sync::Mutex<Lock>>` is *one* holder for every
+/// caller that reaches it, and a lease that outlives the mutex guard lets the next caller in as the same holder. Give
+/// each flow its own handle instead.
+///
+/// # Fairness
+///
+/// Handles of one manager wait in the order of arrival. Between managers there is no order, except on ZooKeeper and
+/// with a [`FairLock`](crate::FairLock). But a manager hands the lock off among its own waiters only for a [limited
+/// time](crate::Builder::max_local_handoffs). Then it lets waiters of other managers go first; see
+/// [fairness](crate::guide::settings#fairness).
+#[must_use = "a lock acquires nothing until `lock`, `try_lock`, `lock_timeout` or `with` is called"]
+#[doc(alias = "mutex")]
+#[doc(alias = "RLock")]
+#[doc(alias = "redlock")]
+#[doc(alias = "distributed lock")]
+pub struct Lock {
+    pub(crate) handle: Handle,
+    pub(crate) options: Options,
+}
+
+/// A handle on many names, for one flow of control.
+///
+/// [`LeaseManager::holder`](crate::LeaseManager::holder) creates it without I/O. A [`Lock`] is a holder with one name. Lock
+/// several names in the same order everywhere; otherwise two holders can deadlock.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let leases = leasehold::LeaseManager::in_memory();
+/// let mut holder = leases.holder();
+/// let from = holder.lock("account:1").await?;
+/// let to = holder.lock("account:2").await?;
+/// let again = holder.lock("account:1").await?; // nested
+/// assert_eq!(from.hold_count(), 2);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a holder acquires nothing until `lock`, `try_lock` or `lock_timeout` is called"]
+pub struct Holder {
+    engine: Arc<Engine>,
+    handles: NameMap<Handle>,
+    /// At how many names the ended ones are swept out next.
+    sweep_at: usize,
+}
+
+impl Lock {
+    pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
+        Self { handle: Handle::new(engine, Name::new(name)), options: Options::default() }
+    }
+
+    /// Returns the name; empty if the one that was given is invalid.
+    pub fn name(&self) -> &str {
+        self.handle.name()
+    }
+
+    /// Waits until this handle holds the lock.
+    ///
+    /// Re-enters at once, one level deeper, while a lease of this handle is alive.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](ErrorKind::Lost): an older lease of this handle is still alive, and its hold was lost; drop that lease
+    ///   first.
+    /// - [`Unavailable`](ErrorKind::Unavailable): the store did not answer for one [TTL](crate::Builder::ttl).
+    /// - [`Denied`](ErrorKind::Denied), [`Rejected`](ErrorKind::Rejected), [`WrongType`](ErrorKind::WrongType),
+    ///   [`Invalid`](ErrorKind::Invalid), [`Protocol`](ErrorKind::Protocol), [`Closed`](ErrorKind::Closed): returned at once,
+    ///   without a retry.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime, and in one without timers (for Redis, also without I/O). So does a future that has
+    /// waited on a runtime that has ended, when it is polled on another one: its timers have ended with the first. Make the
+    /// call again there.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.lock("orders:42").lock().await?;
+    /// lease.unlock().await
+    /// # }
+    /// ```
+    #[doc(alias = "acquire")]
+    #[track_caller]
+    pub fn lock(&mut self) -> impl Future<Output = Result<Lease>> + use<'_> {
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        self.handle.lock(wanted)
+    }
+
+    /// Locks if the name is free now; returns `None` if it is not.
+    ///
+    /// A lock does not remember that the work was done: for a job that runs once, use
+    /// [`once`](crate::LeaseManager::once).
+    ///
+    /// Makes one attempt, and never overtakes a waiter of this manager: it returns `None` without I/O if another handle
+    /// of this manager, or of a clone of it, holds the name or waits for it. There is one exception. If the store has
+    /// not answered a request of that handle for longer than an
+    /// [attempt](crate::guide::settings#what-follows-from-the-ttl), this call waits for the answer, for two attempts at
+    /// most: the silence may come from a stall of this process, and says nothing about the name. Just after this
+    /// manager has released a name for which waiters of other managers listen, the attempt begins up to 2 ms later, so
+    /// that they go first.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Lock::lock), but [`Unavailable`](ErrorKind::Unavailable) after an attempt, or two.
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// if let Some(_lease) = leases.lock("cache:refresh").try_lock().await? {
+    ///     // ... refresh it; once the lease is dropped, another process may do it again ...
+    ///     assert!(leases.lock("cache:refresh").try_lock().await?.is_none());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "try_acquire")]
+    #[track_caller]
+    pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        self.handle.acquire(wanted, WaitLimit::Once)
+    }
+
+    /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if other holders have it until
+    /// then.
+    ///
+    /// With a zero `timeout` it makes one attempt.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Lock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of the
+    /// store, with the last failure of its server as the source.
+    ///
+    /// It is `None` and no error if the same server has granted a name, or found one held, within the last
+    /// [attempt](crate::guide::settings#what-follows-from-the-ttl), and has failed no request since: then the timeout was shorter than a round trip. So you
+    /// may give it what is left of your own deadline.
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.lock("cron").lock().await?;
+    /// let other = leases.lock("cron").lock_timeout(Duration::from_millis(20)).await?;
+    /// assert!(other.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "try_lock_for")]
+    #[track_caller]
+    pub fn lock_timeout(
+        &mut self,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        self.handle.acquire(wanted, WaitLimit::For(timeout))
+    }
+
+    /// Locks, runs `body` while the lease is held, and releases it.
+    ///
+    /// `body` gets the handle, for nested calls that lock the same name, and the lease. Its output is returned
+    /// unchanged; if that is a `Result`, write `.await??`. When the lease is lost, `body` is dropped at once. If the
+    /// release fails for another reason than a loss, the error is logged, and this still returns the output.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Lock::lock), and [`Lost`](ErrorKind::Lost) if the lease was lost before `body` ended, even if only the
+    /// release discovers it; the output of `body` is dropped then.
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](Lock::lock). A panic of `body` passes through, and the lease is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let sum = leases.lock("sum").with(async |_lock, lease| {
+    ///     assert_eq!(lease.hold_count(), 1);
+    ///     1 + 1
+    /// }).await?;
+    /// assert_eq!(sum, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn with<R, F>(&mut self, body: F) -> impl Future<Output = Result<R>>
+    where
+        F: AsyncFnOnce(&mut Lock, &Lease) -> R,
+    {
+        let caller = Location::caller();
+        async move {
+            let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(caller);
+            let lease = self.handle.lock(wanted).await?;
+            let result = lease.run(body(self, &lease)).await;
+            finish(result, lease.unlock().await, self.name())
+        }
+    }
+}
+
+// After the calls, which a reader looks for first.
+impl Lock {
+    setters!(class label min_hold lock_delay stall_after warn_held);
+}
+
+impl Holder {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine, handles: NameMap::default(), sweep_at: 16 }
+    }
+
+    /// Waits until this handle holds `name`, as [`Lock::lock`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::lock`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
+    #[doc(alias = "acquire")]
+    #[track_caller]
+    pub fn lock<N: AsRef<str>>(
+        &mut self,
+        name: N,
+    ) -> impl Future<Output = Result<Lease>> + use<'_, N> {
+        let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
+        async move { self.handle(name.as_ref(), wanted.caller())?.lock(wanted).await }
+    }
+
+    /// Locks `name` if it is free now, as [`Lock::try_lock`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::try_lock`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
+    #[track_caller]
+    pub fn try_lock<N: AsRef<str>>(
+        &mut self,
+        name: N,
+    ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
+        let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
+        async move {
+            self.handle(name.as_ref(), wanted.caller())?.acquire(wanted, WaitLimit::Once).await
+        }
+    }
+
+    /// Waits until this handle holds `name`, for at most `timeout`, as [`Lock::lock_timeout`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::lock_timeout`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
+    #[track_caller]
+    pub fn lock_timeout<N: AsRef<str>>(
+        &mut self,
+        name: N,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
+        let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
+        let limit = WaitLimit::For(timeout);
+        async move { self.handle(name.as_ref(), wanted.caller())?.acquire(wanted, limit).await }
+    }
+
+    /// Returns the handle on a name.
+    fn handle(&mut self, name: &str, caller: Caller) -> Result<&mut Handle> {
+        runtime::need_at(caller);
+        let name = Name::new(name)?;
+        if self.handles.len() >= self.sweep_at {
+            self.handles.retain(|_, handle| handle.is_in_use());
+            self.sweep_at = 16.max(2 * self.handles.len());
+        }
+        let new = |name: &Name| Handle::new(Arc::clone(&self.engine), Ok(name.clone()));
+        Ok(self.handles.entry(name).or_insert_with_key(new))
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock").field("name", &self.handle.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holder").field("names", &self.handles.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,15 @@
+//! The handles and guards of the public API: one file for each kind of lock. They know the engine and the contract of
+//! stores, no store and no manager.
+
+pub(crate) mod election;
+pub(crate) mod fair_lock;
+pub mod guard;
+mod handle;
+pub(crate) mod lease;
+pub(crate) mod lock;
+pub(crate) mod multi_lock;
+pub(crate) mod once;
+pub(crate) mod rw_lock;
+pub(crate) mod semaphore;
+pub(crate) mod slots;
+mod steal;

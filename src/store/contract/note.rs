@@ -1,0 +1,277 @@
+//! Acts of one manager on the hold of another: steals, wishes, the notes that they leave, and the inbox of a manager.
+
+use super::mode::Mode;
+use super::name::{HolderId, Name};
+use super::reason::{Act, Reason};
+use super::request::{Acquire, ForceRelease, Inspect};
+use super::target::Target;
+use super::verdict::{Absence, Acquired};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::Store;
+use std::any::Any;
+use std::fmt;
+use std::time::{Duration, SystemTime};
+use tokio::sync::mpsc;
+
+/// For how long a store keeps a note.
+pub(crate) const NOTE_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The number of hints that an inbox keeps until they are read. Later ones are dropped: hints may be lost.
+const INBOX_SIZE: usize = 256;
+
+/// The note that an act leaves for the old holder. [`Lease::note`](crate::Lease::note) reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Note {
+    /// What was done.
+    pub act: Act,
+    /// The author: the host and the process id, unless the manager describes itself otherwise.
+    pub by: String,
+    /// The reason that the author gave.
+    pub why: String,
+    /// When it was done, by the clock of the store.
+    pub at: SystemTime,
+    /// The fencing token of the new holder, for [`Act::Stolen`] with fencing tokens. Writes with a smaller one are late.
+    pub fence_to_beat: Option<u64>,
+}
+
+impl Note {
+    /// Creates a note, for authors of a [`Store`].
+    #[must_use]
+    pub fn new(act: Act, Reason { by, why }: Reason, at: SystemTime) -> Self {
+        Self { act, by: by.as_ref().into(), why: why.as_ref().into(), at, fence_to_beat: None }
+    }
+
+    /// Sets the [`fence_to_beat`](Self::fence_to_beat).
+    #[must_use]
+    pub fn with_fence_to_beat(self, fence_to_beat: Option<u64>) -> Self {
+        Self { fence_to_beat, ..self }
+    }
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let done = match self.act {
+            Act::Wanted => "wanted",
+            Act::Stolen => "stolen",
+            Act::Forced => "forced open",
+        };
+        write!(f, "{done} by {}: {}", self.by, self.why)
+    }
+}
+
+/// Asks to take a name from one holder for another, in one step.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Steal {
+    /// The outermost acquire of the new holder. Its holder id names the act.
+    pub acquire: Acquire,
+    /// The holder from which it is taken, as [`Store::inspect`] reports it. It is taken from no other.
+    pub from: String,
+    /// The author of the steal, and its reason.
+    pub reason: Reason,
+}
+
+impl Steal {
+    /// Creates the request.
+    #[must_use]
+    pub fn new(acquire: Acquire, from: String, reason: Reason) -> Self {
+        Self { acquire, from, reason }
+    }
+
+    /// Returns the error of a mode in which a name cannot be stolen. Nothing was executed.
+    #[must_use]
+    pub fn unsupported(mode: Mode) -> Error {
+        let message = match mode {
+            Mode::Exclusive => {
+                "the store cannot take a name from its holder; use `force_unlock`, and lock the name then"
+            }
+            Mode::Read | Mode::Write => {
+                "a read-write lock cannot be stolen: it can have several holders; use `force_unlock`, and lock it then"
+            }
+            Mode::Permits { .. } => {
+                "permits cannot be stolen; use `force_unlock`, which takes all permits of the semaphore away"
+            }
+        };
+        Error::new(ErrorKind::Unsupported, message)
+    }
+
+    /// Refuses a mode in which a name cannot be stolen.
+    pub(crate) fn check_mode(mode: Mode) -> Result<()> {
+        if mode == Mode::Exclusive { Ok(()) } else { Err(Self::unsupported(mode)) }
+    }
+}
+
+/// A request that reports to a holder that its name is wanted.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Want {
+    /// The name and the mode.
+    pub target: Target,
+    /// The holder, as [`Store::inspect`] reports it.
+    pub from: String,
+    /// The author of the wish, and its reason.
+    pub reason: Reason,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Want {
+    /// Creates the request.
+    #[must_use]
+    pub fn new(target: Target, from: String, reason: Reason, timeout: Duration) -> Self {
+        Self { target, from, reason, timeout }
+    }
+}
+
+/// Asks for the note that was left for a holder.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ReadNote {
+    /// The name and the mode of the hold.
+    pub target: Target,
+    /// The holder that reads it.
+    pub holder: HolderId,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl ReadNote {
+    /// Creates the request.
+    #[must_use]
+    pub fn new(target: Target, holder: HolderId, timeout: Duration) -> Self {
+        Self { target, holder, timeout }
+    }
+}
+
+/// A hint for a manager. It can be late, lost or spurious.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Hint {
+    /// A hold of this name may have been taken away.
+    Verify(Name),
+    /// A hold of this name is wanted.
+    Want(Name),
+}
+
+impl Hint {
+    /// Reads a message.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for a store that keeps texts"))]
+    pub(crate) fn of_message(text: &str) -> Option<Self> {
+        let (word, name) = text.split_once(' ')?;
+        let name = Name::new(name).ok()?;
+        match word {
+            "verify" => Some(Self::Verify(name)),
+            "want" => Some(Self::Want(name)),
+            _ => None,
+        }
+    }
+}
+
+/// The inbox of a manager: hints about its holds. Dropping it ends the subscription.
+#[derive(Debug)]
+pub struct Inbox {
+    /// Dropped first: the subscription finds its sender closed.
+    hints: mpsc::Receiver<Hint>,
+    _subscription: Box<dyn Any + Send + Sync>,
+}
+
+/// The end of an [`Inbox`] that the store keeps.
+#[derive(Clone, Debug)]
+pub struct InboxSender(mpsc::Sender<Hint>);
+
+impl Inbox {
+    /// Creates an inbox, whose `subscription` is dropped with it.
+    ///
+    /// ```
+    /// use leasehold::store::{Hint, Inbox, Name};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let (sender, mut inbox) = Inbox::new(());
+    /// let hint = Hint::Verify(Name::new("orders:42").unwrap());
+    /// sender.send(hint.clone());
+    /// assert_eq!(inbox.recv().await, Some(hint));
+    /// # });
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn new(subscription: impl Any + Send + Sync) -> (InboxSender, Self) {
+        let (sender, hints) = mpsc::channel(INBOX_SIZE);
+        (InboxSender(sender), Self { hints, _subscription: Box::new(subscription) })
+    }
+
+    /// Waits for a hint. Returns `None` when the store sends no more.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: a hint is not lost.
+    pub async fn recv(&mut self) -> Option<Hint> {
+        self.hints.recv().await
+    }
+}
+
+impl InboxSender {
+    /// Sends a hint, without waiting. It is dropped if too many are unread.
+    pub fn send(&self, hint: Hint) {
+        let _ = self.0.try_send(hint);
+    }
+
+    /// Returns whether the inbox was dropped.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+/// Steals by a forced release and an acquire, for a store without one step for both: another holder may come between, and
+/// then it is refused. It never forces another holder out than the one that is named.
+pub(crate) async fn steal_by_force<S: Store + ?Sized>(
+    store: &S,
+    request: Steal,
+) -> Result<Acquired> {
+    let Steal { acquire, from, reason } = request;
+    let (target, timeout) = (acquire.target.clone(), acquire.timeout);
+    Steal::check_mode(target.mode)?;
+    let holder = store.inspect(Inspect::new(target.clone(), timeout)).await?.into_holder();
+    match holder {
+        None => return Ok(Acquired::NotYours(Absence::Gone)),
+        // A copy of the request: an acquire recognises its own.
+        Some(holder) if holder.holder == acquire.holder.to_string() => {}
+        Some(holder) if holder.holder == from => {
+            let force = ForceRelease::new(target, timeout).with_reason(Some(reason));
+            store.force_release(force.with_from(Some(from)).of_a_steal()).await?;
+        }
+        Some(holder) => return Ok(Acquired::held(holder.remaining)),
+    }
+    store.acquire(acquire).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_is_read_only_as_a_hint_about_a_name() {
+        let name = |name| Name::new(name).unwrap();
+        assert_eq!(Hint::of_message("verify a b"), Some(Hint::Verify(name("a b"))));
+        assert_eq!(Hint::of_message("want {t}:a"), Some(Hint::Want(name("{t}:a"))));
+        for text in ["", "verify", "verify ", "steal a", "verify {a", "0"] {
+            assert_eq!(Hint::of_message(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn inbox_that_nothing_reads_drops_hints_and_never_grows() {
+        let (sender, mut inbox) = Inbox::new(());
+        let hint = Hint::Verify(Name::new("n").unwrap());
+        for _ in 0..INBOX_SIZE * 2 {
+            sender.send(hint.clone());
+        }
+        let mut kept = 0;
+        while inbox.hints.try_recv().is_ok() {
+            kept += 1;
+        }
+        assert_eq!(kept, INBOX_SIZE);
+        drop(inbox);
+        assert!(sender.is_closed());
+    }
+}

@@ -1,0 +1,449 @@
+//! Requests to a store.
+//!
+//! Each request names its target and limits the time that the store may take. All of them are plain data, with absolute
+//! counts and times.
+
+use super::keep::Keep;
+use super::mode::Mode;
+use super::name::{HolderId, Name};
+use super::reason::{Act, Reason};
+use super::target::Target;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{SetVerdicts, StoreFuture, failed};
+use std::time::Duration;
+
+/// The number of fencing tokens that an outermost grant reserves, and how long the last one is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fencing {
+    /// The size of the reserved block, at least 1. The grant returns its first token.
+    pub block: u32,
+    /// The time for which the store remembers the last fencing token after the last request, or in
+    /// [`Mode::Permits`](crate::store::Mode::Permits) the size of an idle semaphore; `None` for forever.
+    pub retention: Option<Duration>,
+}
+
+impl Fencing {
+    /// Creates a request for a block of fencing tokens. The store remembers the last one for `retention`, forever with
+    /// `None`.
+    #[must_use]
+    pub fn new(block: u32, retention: Option<Duration>) -> Self {
+        Self { block, retention }
+    }
+}
+
+/// Asks for a name.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Acquire {
+    /// The name and the mode to acquire.
+    pub target: Target,
+    /// The holder: a new id for each outermost acquire, the same one in its retries and nested calls.
+    pub holder: HolderId,
+    /// The hold count after the grant: 1 for an outermost acquire.
+    pub count: u32,
+    /// The time to live to grant, in whole milliseconds.
+    pub ttl: Duration,
+    /// The fencing tokens to reserve; `None` for none, and for nested acquires.
+    pub fencing: Option<Fencing>,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+    /// Whether this request changes the mode of a hold, between [`Read`](crate::store::Mode::Read) and
+    /// [`Write`](crate::store::Mode::Write).
+    ///
+    /// If true, the holder has the name in the other one of the two modes, and asks for the mode of the target. A writer
+    /// becomes a reader. A reader becomes the writer only if it is the only holder and no writer waits, where the store
+    /// keeps an order of waiters; otherwise the store answers [`Held`](crate::store::Acquired::Held). If false, the
+    /// store must not change the mode of a holder, because the request may be a late copy of an earlier one.
+    pub converts: bool,
+    /// The place in the order of waiters; `None` for a request that takes no part in that order.
+    pub place: Option<Place>,
+}
+
+/// The place of a waiter in the order of the waiters of all processes.
+///
+/// A store remembers it when it refuses the request, unless [`kept`](Self::kept) is zero. In the modes
+/// [`Read`](crate::store::Mode::Read) and [`Write`](crate::store::Mode::Write) it then refuses a later reader while an
+/// older writer waits, and a later writer while an older reader waits, so that neither side starves. Only requests of
+/// its own waiter keep a place: if others could, the places of a reader and a writer that are both gone would keep all
+/// others out. A holder id with a larger number of the same manager is a later waiter: it takes the place over, with
+/// the time of its own arrival.
+///
+/// In [`Mode::Exclusive`](crate::store::Mode::Exclusive) it is a place in the [line](crate::store::Store#lines) of the
+/// name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Place {
+    /// How long the waiter has waited.
+    pub waited: Duration,
+    /// The time for which the store remembers the place after the last request: a waiter may be gone. Zero for a call that
+    /// does not wait: it respects the order and gets no place.
+    pub kept: Duration,
+}
+
+impl Place {
+    /// Creates the place of a waiter that has waited for `waited`; the store remembers it for `kept`.
+    #[must_use]
+    pub fn new(waited: Duration, kept: Duration) -> Self {
+        Self { waited, kept }
+    }
+
+    /// Returns the error of a store that keeps no places for exclusive locks. Nothing was executed.
+    #[must_use]
+    pub fn unsupported() -> Error {
+        let message = "the store has no line to show, or no order between the waiters of several processes; use `lock`, or one Redis server or cluster";
+        Error::new(ErrorKind::Unsupported, message)
+    }
+}
+
+impl Acquire {
+    /// Creates an outermost acquire without fencing tokens.
+    #[must_use]
+    pub fn new(target: Target, holder: HolderId, ttl: Duration, timeout: Duration) -> Self {
+        let (fencing, converts, place) = (None, false, None);
+        Self { target, holder, count: 1, ttl, fencing, timeout, converts, place }
+    }
+
+    /// Sets the [`count`](Self::count). Above 1, it is a nested acquire.
+    #[must_use]
+    pub fn with_count(self, count: u32) -> Self {
+        Self { count, ..self }
+    }
+
+    /// Sets the [`fencing`](Self::fencing) tokens to reserve.
+    #[must_use]
+    pub fn with_fencing(self, fencing: Option<Fencing>) -> Self {
+        Self { fencing, ..self }
+    }
+
+    /// Sets [`converts`](Self::converts).
+    #[must_use]
+    pub fn with_converts(self, converts: bool) -> Self {
+        Self { converts, ..self }
+    }
+
+    /// Sets the [`place`](Self::place).
+    #[must_use]
+    pub fn with_place(self, place: Option<Place>) -> Self {
+        Self { place, ..self }
+    }
+
+    /// Returns whether a refusal takes a place in the order of waiters.
+    pub(crate) fn takes_place(&self) -> bool {
+        self.count == 1 && self.place.is_some_and(|place| !place.kept.is_zero())
+    }
+
+    /// Returns the name, for a store that has no mode but [`Mode::Exclusive`](crate::store::Mode::Exclusive) and keeps
+    /// no places.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ErrorKind::Unsupported) for any other mode, and for a request with a place.
+    pub fn plain_name(&self) -> Result<Name> {
+        self.target.require_exclusive()?;
+        self.require_no_line()?;
+        Ok(self.target.name.clone())
+    }
+
+    /// Returns the answer of a store that cannot grant several names in one step.
+    #[must_use]
+    pub fn all_unsupported() -> StoreFuture<SetVerdicts> {
+        failed(Error::new(ErrorKind::Unsupported, "this store grants each name by itself"))
+    }
+
+    /// Refuses a place in the [line](crate::store::Store#lines) of a name, for a store that keeps none.
+    pub(crate) fn require_no_line(&self) -> Result<()> {
+        match (self.target.mode, self.place) {
+            (Mode::Exclusive, Some(_)) => Err(Place::unsupported()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Asks to lower a hold count, or to release a name.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Release {
+    /// The name and the mode of the hold.
+    pub target: Target,
+    /// The holder.
+    pub holder: HolderId,
+    /// The hold count to leave; 0 releases the name.
+    pub count: u32,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+    /// The place of the next waiter of this manager, for a hold in [`Mode::Exclusive`](crate::store::Mode::Exclusive).
+    /// A store with a [line](crate::store::Store#lines) enters it in the same step, if this request releases the name.
+    /// Then [`Released::Done`](crate::store::Released::Done) counts no listeners while another manager waits in the
+    /// line: the line orders them.
+    pub place: Option<Place>,
+    /// Keeps the name closed, if this request releases it, for a hold in
+    /// [`Mode::Exclusive`](crate::store::Mode::Exclusive); in any other mode it is
+    /// [`Unsupported`](ErrorKind::Unsupported). Only for a store with
+    /// [`Capabilities::keeps`](crate::store::Capabilities::keeps). [`place`](Self::place) is `None` then.
+    pub keep: Option<Keep>,
+}
+
+impl Release {
+    /// Creates a request that leaves a hold count; 0 releases the name.
+    #[must_use]
+    pub fn new(target: Target, holder: HolderId, count: u32, timeout: Duration) -> Self {
+        Self { target, holder, count, timeout, place: None, keep: None }
+    }
+
+    /// Sets the [`place`](Self::place) of the next waiter.
+    #[must_use]
+    pub fn with_place(self, place: Option<Place>) -> Self {
+        Self { place, ..self }
+    }
+
+    /// Sets the mark that [keeps](Self::keep) the name closed.
+    #[must_use]
+    pub fn with_keep(self, keep: Option<Keep>) -> Self {
+        Self { keep, ..self }
+    }
+
+    /// Returns the mark that this request is to leave, if it releases the name.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ErrorKind::Unsupported) in another mode than [`Mode::Exclusive`](crate::store::Mode::Exclusive).
+    pub fn mark(&self) -> Result<Option<Keep>> {
+        Keep::require_exclusive(self.keep, self.target.mode)?;
+        Ok(self.keep.filter(|_| self.count == 0))
+    }
+}
+
+/// Asks to give up a [`Place`], or to give it to the next waiter.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Leave {
+    /// The name, and the mode that the waiter asked for.
+    pub target: Target,
+    /// The holder id of the last request that may have taken the place.
+    pub holder: HolderId,
+    /// The place of the next waiter of the same manager, which replaces this one in a line; `None` if there is none.
+    pub next: Option<Place>,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Leave {
+    /// Creates the request.
+    #[must_use]
+    pub fn new(target: Target, holder: HolderId, timeout: Duration) -> Self {
+        Self { target, holder, next: None, timeout }
+    }
+
+    /// Gives the place to the next waiter of the same manager, if there is one.
+    #[must_use]
+    pub fn with_next(self, next: Option<Place>) -> Self {
+        Self { next, ..self }
+    }
+}
+
+/// Asks to extend many holds by one time to live.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RenewBatch {
+    /// The holds, [`renewal_batch`](crate::store::Capabilities::renewal_batch) at most.
+    pub items: Vec<Renewal>,
+    /// The time to live to set for each of them.
+    pub ttl: Duration,
+    /// The time for which the store remembers the last fencing token from now on, for items with
+    /// [`keep_fence`](Renewal::keep_fence); `None` if no item has it.
+    pub fence_retention: Option<Duration>,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl RenewBatch {
+    /// Creates a batch that leaves the memory of fencing tokens as it is.
+    #[must_use]
+    pub fn new(items: Vec<Renewal>, ttl: Duration, timeout: Duration) -> Self {
+        Self { items, ttl, fence_retention: None, timeout }
+    }
+
+    /// Sets the [`fence_retention`](Self::fence_retention).
+    #[must_use]
+    pub fn with_fence_retention(self, fence_retention: Option<Duration>) -> Self {
+        Self { fence_retention, ..self }
+    }
+
+    /// Refuses a batch with an item of another mode than [`Mode::Exclusive`](crate::store::Mode::Exclusive), for a
+    /// store that has no other.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) if there is such an item.
+    pub fn require_exclusive(&self) -> Result<()> {
+        self.items.iter().try_for_each(|item| item.target.require_exclusive())
+    }
+
+    /// Returns the time to live to set for an item.
+    #[must_use]
+    pub fn ttl_of(&self, item: &Renewal) -> Duration {
+        item.ttl.unwrap_or(self.ttl)
+    }
+
+    /// Returns the time for which the store remembers the fencing token of an item from now on, if the item asks for it.
+    #[must_use]
+    pub fn retention_of(&self, item: &Renewal) -> Option<Duration> {
+        self.fence_retention.filter(|_| item.keep_fence)
+    }
+}
+
+/// One hold of a [`RenewBatch`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Renewal {
+    /// The name and the mode of the hold.
+    pub target: Target,
+    /// The holder.
+    pub holder: HolderId,
+    /// True if the memory of the last fencing token is extended, by
+    /// [`fence_retention`](RenewBatch::fence_retention).
+    pub keep_fence: bool,
+    /// The time to live to set for this item, if it is not that of the [batch](RenewBatch::ttl). Only for a store with
+    /// [`Capabilities::own_ttl`](crate::store::Capabilities::own_ttl), and in
+    /// [`Mode::Exclusive`](crate::store::Mode::Exclusive).
+    pub ttl: Option<Duration>,
+}
+
+impl Renewal {
+    /// Creates an item that leaves the memory of the fencing token as it is.
+    #[must_use]
+    pub fn new(target: Target, holder: HolderId) -> Self {
+        Self { target, holder, keep_fence: false, ttl: None }
+    }
+
+    /// Sets [`keep_fence`](Self::keep_fence).
+    #[must_use]
+    pub fn with_keep_fence(self, keep_fence: bool) -> Self {
+        Self { keep_fence, ..self }
+    }
+
+    /// Sets the [time to live](Self::ttl) of this item.
+    #[must_use]
+    pub fn with_ttl(self, ttl: Option<Duration>) -> Self {
+        Self { ttl, ..self }
+    }
+}
+
+/// A request for hints that a name may have become free.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Wait {
+    /// The name and the mode to wait for.
+    pub target: Target,
+    /// The holder of the acquires that follow. `None` for a listener without an acquire of its own, which gets no place
+    /// in a queue of the store.
+    pub holder: Option<HolderId>,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Wait {
+    /// Creates a request of a waiter, or of a listener with `None`.
+    #[must_use]
+    pub fn new(target: Target, holder: Option<HolderId>, timeout: Duration) -> Self {
+        Self { target, holder, timeout }
+    }
+}
+
+/// Asks for the holders of a name, or for those that wait for it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Inspect {
+    /// The name and the mode to look at.
+    pub target: Target,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Inspect {
+    /// Creates the request.
+    #[must_use]
+    pub fn new(target: Target, timeout: Duration) -> Self {
+        Self { target, timeout }
+    }
+}
+
+/// Asks to release a name by force.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ForceRelease {
+    /// The name and the mode to free.
+    pub target: Target,
+    /// The author and the reason, for the note to the old holders. Their managers get a hint. `None` leaves no note.
+    pub reason: Option<Reason>,
+    /// The holder to free it from, as [`Store::inspect`](crate::store::Store::inspect) reports it: in the same step, it is
+    /// freed from no other. For [`Mode::Exclusive`] only. `None` frees it from whatever holds it.
+    pub from: Option<String>,
+    /// What the note says: [`Act::Forced`], or [`Act::Stolen`] if it is the first half of a steal.
+    pub act: Act,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl ForceRelease {
+    /// Creates a request that leaves no note.
+    #[must_use]
+    pub fn new(target: Target, timeout: Duration) -> Self {
+        Self { target, reason: None, from: None, act: Act::Forced, timeout }
+    }
+
+    /// Sets the [`reason`](Self::reason).
+    #[must_use]
+    pub fn with_reason(self, reason: Option<Reason>) -> Self {
+        Self { reason, ..self }
+    }
+
+    /// Sets the [`from`](Self::from).
+    #[must_use]
+    pub fn with_from(self, from: Option<String>) -> Self {
+        Self { from, ..self }
+    }
+
+    /// Refuses a mode in which no holder can be named.
+    pub(crate) fn check_mode(&self) -> Result<()> {
+        if self.from.is_some() { self.target.require_exclusive() } else { Ok(()) }
+    }
+
+    /// Returns whether the name may be freed from this holder. A hold at a node of a quorum has an id for each attempt,
+    /// which begins alike.
+    pub(crate) fn is_meant_for(&self, holder: &str) -> bool {
+        self.from.as_ref().is_none_or(|from| {
+            holder
+                .strip_prefix(&**from)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+    }
+
+    /// Makes it the first half of a steal.
+    pub(crate) fn of_a_steal(self) -> Self {
+        Self { act: Act::Stolen, ..self }
+    }
+}
+
+/// Asks for another number of permits of a semaphore.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Resize {
+    /// The name.
+    pub name: Name,
+    /// The number of permits that it is to have.
+    pub size: u32,
+    /// How long the store keeps the size of an idle semaphore, and the sizes that it had before; `None` for forever.
+    pub retention: Option<Duration>,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Resize {
+    /// Creates the request.
+    #[must_use]
+    pub fn new(name: Name, size: u32, retention: Option<Duration>, timeout: Duration) -> Self {
+        Self { name, size, retention, timeout }
+    }
+}

@@ -1,0 +1,276 @@
+//! Verdicts of a store.
+
+use super::keep::Closed;
+use super::metadata::{BEGINNING, Metadata, Owner};
+use super::mode::Mode;
+use crate::clock::Instant;
+use crate::error::Result;
+use std::time::Duration;
+
+/// The store's verdict on an [`Acquire`](crate::store::Acquire).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Acquired {
+    /// The holder of the request has the name.
+    #[non_exhaustive]
+    Granted {
+        /// When the request left.
+        sent: Instant,
+        /// The first reserved fencing token.
+        fence: Option<u64>,
+        /// Where fencing tokens are a number of microseconds: whether the store's clock has surely reached the first
+        /// one. Elsewhere it does not matter.
+        reached: bool,
+        /// For how long the oldest waiter of another manager has waited in the [line](crate::store::Store#lines).
+        /// `None` if there is none, or if the request had no place.
+        oldest: Option<Duration>,
+    },
+    /// An outermost acquire found another holder.
+    #[non_exhaustive]
+    Held {
+        /// Its time to live, if the store [knows it](crate::store::Capabilities::time_left).
+        remaining: Option<Duration>,
+    },
+    /// A nested acquire found that the hold is no longer there.
+    NotYours(Absence),
+}
+
+/// The store's verdicts on the requests of [`acquire_all`](crate::store::Store::acquire_all), in their order. `None`
+/// for a name that stays as it is because another one was not granted.
+pub type SetVerdicts = Vec<Result<Option<Acquired>>>;
+
+impl Acquired {
+    /// Creates the grant of a request that left at `sent`, with the first reserved fencing token.
+    #[must_use]
+    pub fn granted(sent: Instant, fence: Option<u64>) -> Self {
+        Self::Granted { sent, fence, reached: false, oldest: None }
+    }
+
+    /// Creates a grant whose first fencing token, a number of microseconds, is not ahead of the store's clock.
+    #[must_use]
+    pub fn granted_with_fence_reached(sent: Instant, fence: Option<u64>) -> Self {
+        Self::Granted { sent, fence, reached: true, oldest: None }
+    }
+
+    /// Adds to a grant for how long the oldest waiter of another manager has waited.
+    #[must_use]
+    pub fn with_oldest(mut self, waited: Option<Duration>) -> Self {
+        if let Self::Granted { oldest, .. } = &mut self {
+            *oldest = waited;
+        }
+        self
+    }
+
+    /// Creates a refusal, with the remaining time of the holder if the store knows it.
+    #[must_use]
+    pub fn held(remaining: Option<Duration>) -> Self {
+        Self::Held { remaining }
+    }
+}
+
+/// The store's verdict on a [`Release`](crate::store::Release).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Released {
+    /// The count was lowered, or the name released.
+    #[non_exhaustive]
+    Done {
+        /// The number of subscribers of other managers that got the wake-up. A hint; 0 unless the
+        /// name was released.
+        listeners: u64,
+    },
+    /// The hold was not there (any more).
+    NotYours(Absence),
+}
+
+impl Released {
+    /// Creates the verdict of a release, with the number of subscribers of other managers that got the wake-up.
+    #[must_use]
+    pub fn done(listeners: u64) -> Self {
+        Self::Done { listeners }
+    }
+}
+
+/// The store's verdicts on a [`RenewBatch`](crate::store::RenewBatch).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Renewed {
+    /// When the batch left.
+    pub sent: Instant,
+    /// One for each item, in their order: `Ok(None)` renewed, `Ok(Some(_))` not there any more.
+    pub verdicts: Vec<Result<Option<Absence>>>,
+}
+
+impl Renewed {
+    /// Creates the verdicts on a batch that left at `sent`.
+    #[must_use]
+    pub fn new(sent: Instant, verdicts: Vec<Result<Option<Absence>>>) -> Self {
+        Self { sent, verdicts }
+    }
+}
+
+/// The state of a name that lacks the expected hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Absence {
+    /// Nothing. Not for a holder that has the name in another mode by now: for it, that is [`Taken`](Absence::Taken).
+    Gone,
+    /// Another holder, with which the hold could not share the name.
+    Taken,
+    /// A note says that [`Store::steal`](crate::store::Store::steal) took the name from this holder.
+    Stolen,
+    /// A note says that [`Store::force_release`](crate::store::Store::force_release) ended this hold.
+    Forced,
+}
+
+/// The holders of a name: the answer to an [`Inspect`](crate::store::Inspect).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The holders, none if the name is free. In [`Mode::Exclusive`](crate::store::Mode::Exclusive) there is one at
+    /// most.
+    pub holders: Vec<HolderInfo>,
+    /// The number of permits of a semaphore; `None` if the name is no semaphore, or the store has none under it.
+    pub size: Option<u32>,
+    /// The number of processes that wait for the name, or have just waited, as far as the store knows. `None` if it does not
+    /// know it.
+    ///
+    /// On Redis these are the connections that are subscribed to its wake-ups: one for each runtime of a manager on which
+    /// calls wait, and for a second longer; in a cluster without sharded pub/sub, those of one server only. On a quorum it
+    /// is the largest number of a node, in memory the number of managers, on ZooKeeper that of the calls in the queue.
+    pub waiting: Option<u64>,
+}
+
+impl Inspection {
+    /// Creates the answer from the holders.
+    #[must_use]
+    pub fn new(holders: impl IntoIterator<Item = HolderInfo>) -> Self {
+        Self { holders: holders.into_iter().collect(), size: None, waiting: None }
+    }
+
+    /// Sets the [`size`](Self::size).
+    #[must_use]
+    pub fn with_size(self, size: Option<u32>) -> Self {
+        Self { size, ..self }
+    }
+
+    /// Sets the number of processes that are [waiting](Self::waiting).
+    #[must_use]
+    pub fn with_waiting(self, waiting: Option<u64>) -> Self {
+        Self { waiting, ..self }
+    }
+
+    /// Returns the holder of a name that has one at most; of several, the first.
+    #[must_use]
+    pub fn into_holder(self) -> Option<HolderInfo> {
+        self.into_holders().into_iter().next()
+    }
+
+    /// Returns the holders, each with the number of processes that are [waiting](Self::waiting).
+    pub(crate) fn into_holders(self) -> Vec<HolderInfo> {
+        let Self { mut holders, waiting, .. } = self;
+        holders.iter_mut().for_each(|holder| holder.waiting = waiting);
+        holders
+    }
+}
+
+/// The holder of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderInfo {
+    /// The [`HolderId`](crate::store::HolderId) as the store has it: `<uuid of its manager>:<number>`.
+    ///
+    /// Of a permit on Redis it is `<beginning of the uuid>-..:<number>`, because the 16 bytes of a permit cannot hold the
+    /// whole; of a permit of Redisson, its 32 digits.
+    ///
+    /// An identity for debugging. It is neither a secret nor a permission. [`is_of`](Self::is_of) compares it with that of a
+    /// lease.
+    pub holder: String,
+    /// The hold count; of a semaphore, the number of permits.
+    pub hold_count: u64,
+    /// The mode of the hold.
+    pub mode: Mode,
+    /// The remaining time to live; `None` if the store does not know it, or if the hold never expires (leasehold never
+    /// requests that).
+    pub remaining: Option<Duration>,
+    /// The process of the holder, or the one that has [closed](Self::closed) the name.
+    ///
+    /// [`LeaseManager::inspect`](crate::LeaseManager::inspect) fills it in, for the holders of the same manager and of each
+    /// that [describes](crate::Builder::describe) itself and lives. `None` for others.
+    pub owner: Option<Owner>,
+    /// What the holder has written beside the lock: [`Lock::label`](crate::Lock::label) and elections say when it does.
+    /// `None` if it has written nothing, or not yet.
+    pub metadata: Option<Box<Metadata>>,
+    /// Why the name is closed, if a [mark](crate::store::Mark) has the place of a holder. `holder` is the text of the mark
+    /// then, and `hold_count` is 0.
+    pub closed: Option<Closed>,
+    /// The number of processes that wait for the name, as [`Inspection::waiting`] has it, for all holders of a name together.
+    pub waiting: Option<u64>,
+}
+
+impl HolderInfo {
+    /// Creates the description of an exclusive holder, for authors of a [`Store`](crate::store::Store).
+    #[must_use]
+    pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
+        Self {
+            holder,
+            hold_count,
+            mode: Mode::Exclusive,
+            remaining,
+            owner: None,
+            metadata: None,
+            closed: None,
+            waiting: None,
+        }
+    }
+
+    /// Sets the [`mode`](Self::mode).
+    #[must_use]
+    pub fn with_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
+    }
+
+    /// Sets the [`metadata`](Self::metadata).
+    #[must_use]
+    pub fn with_metadata(self, metadata: Option<Metadata>) -> Self {
+        Self { metadata: metadata.map(Box::new), ..self }
+    }
+
+    /// Returns whether it is the hold with this id, which [`Lease::holder_id`](crate::Lease::holder_id) returns. A permit on
+    /// Redis is compared by what the store has of its id.
+    #[must_use]
+    pub fn is_of(&self, holder: crate::store::HolderId) -> bool {
+        let Some((manager, number)) = self.holder.split_once(':') else { return false };
+        let own = holder.manager().to_string();
+        let begins = |beginning: &str| beginning.len() == BEGINNING && own.starts_with(beginning);
+        let is_manager = manager == own || manager.strip_suffix("-..").is_some_and(begins);
+        is_manager && number == holder.number().to_string()
+    }
+
+    /// Creates the description of a name that a mark keeps closed.
+    #[must_use]
+    pub fn closed(closed: Closed, remaining: Option<Duration>) -> Self {
+        let holder = closed.mark.holder().to_owned();
+        Self { closed: Some(closed), ..Self::new(holder, 0, remaining) }
+    }
+}
+
+/// A manager in the [line](crate::store::Store#lines) of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// The uuid of the manager, with which its [`HolderId`](crate::store::HolderId)s begin.
+    pub manager: String,
+    /// For how long its oldest waiter has waited.
+    pub waited: Duration,
+    /// Its process, as [`HolderInfo::owner`] has it.
+    pub owner: Option<Owner>,
+}
+
+impl Waiting {
+    /// Creates the description of a manager that waits, for authors of a [`Store`](crate::store::Store).
+    #[must_use]
+    pub fn new(manager: String, waited: Duration) -> Self {
+        Self { manager, waited, owner: None }
+    }
+}

@@ -1,0 +1,394 @@
+//! One node, as one handle on the quorum sees it.
+//!
+//! Requests for a name go to a node one at a time, so that a release never overtakes the acquire that it undoes. A key of
+//! this process that must be released is released before the name is acquired again. So its own keys never vote against
+//! it. For a read-write lock it is one request of each holder at a time.
+
+pub(super) mod admission;
+mod asked;
+pub(super) mod node_modes;
+pub(super) mod queue;
+mod repair;
+pub(super) mod same_server;
+mod sweep;
+mod voters;
+
+use super::holds::{Holds, Places};
+use super::tally::Answers;
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{
+    Absence, Acquire, Acquired, HolderId, Mode, Release, Released, RenewBatch, Renewed, Store,
+};
+use crate::util::sync::Mutex;
+use admission::{Load, Permit, refused};
+use asked::Asked;
+use node_modes::{either, stray};
+use queue::{NameQueues, bounded, timed_out};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use voters::Voters;
+
+/// A node of a quorum.
+pub(super) struct Node {
+    pub(super) index: usize,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) clock: Clock,
+    pub(super) queues: Arc<NameQueues>,
+    pub(super) load: Arc<Load>,
+    ages: Asked<Age>,
+    servers: Asked<Option<String>>,
+    pub(super) closing: CancellationToken,
+    /// Whether it did not answer the last acquire. Then the next one does not wait long for it.
+    silent: AtomicBool,
+    /// The id of its server when it was last requested.
+    pub(super) server: Mutex<Option<String>>,
+}
+
+/// The age that a node reported at `at`.
+#[derive(Clone, Copy)]
+struct Age {
+    at: Instant,
+    /// `None` if the node never forgets.
+    age: Option<Duration>,
+}
+
+/// One question to all nodes.
+#[derive(Clone)]
+pub(super) struct Ballot<T> {
+    /// When it was begun.
+    pub(super) sent: Instant,
+    /// The decision, once it is made.
+    pub(super) decision: watch::Receiver<Option<T>>,
+    pub(super) voters: Arc<Voters>,
+}
+
+impl<T: Clone> Ballot<T> {
+    /// Begins a ballot. Returns where its decision is made, too.
+    pub(super) fn new(sent: Instant) -> (watch::Sender<Option<T>>, Self) {
+        let (decide, decision) = watch::channel(None);
+        (decide, Self { sent, decision, voters: Arc::default() })
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.decision.borrow().is_some() || self.decision.has_changed().is_err()
+    }
+
+    pub(super) async fn decided(&mut self) -> Option<T> {
+        // If the request was dropped, no decision comes.
+        self.decision.wait_for(Option::is_some).await.ok().and_then(|decision| decision.clone())
+    }
+}
+
+impl Node {
+    pub(super) fn new(
+        index: usize,
+        store: Arc<dyn Store>,
+        clock: Clock,
+        closing: CancellationToken,
+    ) -> Self {
+        let load = Arc::default();
+        let queues = NameQueues::new(Arc::clone(&store), clock.clone(), Arc::clone(&load));
+        let queues = Arc::new(queues);
+        let (ages, servers, silent, server) = Default::default();
+        Self { index, store, clock, queues, load, ages, servers, closing, silent, server }
+    }
+
+    /// Returns the holder id of a hold at this node. Each node has its own, so that a server behind the addresses of two
+    /// nodes grants only one of them, and votes once.
+    pub(super) fn holder_id(&self, holder: HolderId) -> HolderId {
+        holder.at_node(u8::try_from(self.index + 1).unwrap_or(u8::MAX))
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
+    }
+
+    fn refuses(&self, limit: Duration) -> bool {
+        self.load.refuses(self.clock.now(), limit)
+    }
+
+    /// Acquires a name here. Releases it unless the decision is to keep it.
+    pub(super) async fn acquire(
+        self: Arc<Self>,
+        request: Acquire,
+        (ballot, places, counts): (Ballot<bool>, Places, bool),
+        answers: Answers<Acquired>,
+    ) {
+        let limit = request.timeout;
+        match self.load.admit(self.clock.now(), limit) {
+            Some(permit) => {
+                self.ask(&request, ballot, (places, permit, counts), answers).await;
+            }
+            None => {
+                self.silent.store(true, Ordering::Relaxed);
+                answers.send(self.index, Err(refused()));
+            }
+        }
+        self.sweep(limit).await;
+    }
+
+    /// Acquires a name here when its turn comes, unless the decision was made by then.
+    async fn ask(
+        &self,
+        request: &Acquire,
+        mut ballot: Ballot<bool>,
+        (places, permit, counts): (Places, Permit, bool),
+        answers: Answers<Acquired>,
+    ) {
+        let (target, holder, limit) = (&request.target, request.holder, request.timeout);
+        let mut head = self.queues.head(target, holder).await;
+        if ballot.is_over() {
+            return;
+        }
+        head.flush(limit).await;
+        let others_left = timeout(limit, self.queues.flush_others(target, holder, limit)).await;
+        if ballot.is_over() {
+            return;
+        }
+        let own_left = others_left.unwrap_or(true) || head.owes();
+        head.sending(request, ballot.sent);
+        head.keep_open(holder, permit);
+        let (verdict, late) = head.acquire(request).await;
+        head.answered(holder, &verdict);
+        if head.find(holder).is_some() {
+            places.add(self.index);
+        }
+        let vote = match verdict {
+            Ok(Acquired::Granted { .. }) if !counts => Err(stray()),
+            Ok(Acquired::Granted { .. }) => self.check(request, &ballot).await.and(verdict),
+            Ok(Acquired::Held { .. }) if own_left => {
+                let message = "an earlier key of our own may still be there";
+                Err(Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted))
+            }
+            verdict => verdict,
+        };
+        let silent = vote.as_ref().is_err_and(Error::is_unavailable);
+        self.silent.store(silent, Ordering::Relaxed);
+        answers.send(self.index, vote);
+        if head.find(holder).is_none() {
+            return;
+        }
+        if ballot.decided().await == Some(true) {
+            head.keep(holder);
+        } else if !self.refuses(limit) {
+            let _ = head.release((holder, target.mode), limit).await;
+        }
+        drop(head);
+        // A call that does not keep its time limit is given up in the end. Its holder id is swept.
+        if let Some(call) = late
+            && let Ok(verdict) = timeout(limit, call).await
+        {
+            let mut head = self.queues.head(target, holder).await;
+            head.answered(holder, &verdict);
+            match head.find(holder).map(|orphan| orphan.owed) {
+                Some(true) => _ = head.release((holder, target.mode), limit).await,
+                Some(false) => head.keep(holder),
+                None => {}
+            }
+        }
+    }
+
+    /// Acquires a name here re-entrantly. Never makes a key.
+    pub(super) async fn reacquire(
+        self: Arc<Self>,
+        request: Acquire,
+        ballot: Ballot<bool>,
+        answers: Answers<Acquired>,
+    ) {
+        let verdict = bounded(request.timeout, self.store.acquire(request.clone())).await.0;
+        let vote = match verdict {
+            Ok(Acquired::Granted { .. }) => self.check(&request, &ballot).await.and(verdict),
+            verdict => verdict,
+        };
+        answers.send(self.index, vote);
+    }
+
+    /// Lowers the hold count here.
+    pub(super) async fn record(self: Arc<Self>, request: Release, answers: Answers<Released>) {
+        let mut request = request;
+        request.target.mode = either(request.target.mode);
+        let verdict = bounded(request.timeout, self.store.release(request)).await.0;
+        answers.send(self.index, verdict);
+    }
+
+    /// Releases a name. `owed` is set for a hold: when its key has surely expired, and where it may be. Then it is released
+    /// again and again until the node has confirmed it or the key has expired.
+    pub(super) async fn release(
+        self: Arc<Self>,
+        request: Release,
+        owed: Option<(Instant, Places)>,
+        answers: Answers<Released>,
+    ) {
+        let (mode, holder, limit) = (request.target.mode, request.holder, request.timeout);
+        let mut head = self.queues.head(&request.target, holder).await;
+        let is_hold = owed.is_some();
+        match owed {
+            Some((_, places)) if !places.contain(self.index) && head.find(holder).is_none() => {
+                // It never got there.
+                return answers.send(self.index, Ok(Released::NotYours(Absence::Gone)));
+            }
+            Some((until, _)) => {
+                head.owe(holder, mode, until);
+                head.mark(holder, request.keep);
+            }
+            // The holder ids of attempts that came to nothing.
+            None => head.owe_all(holder),
+        }
+        if self.refuses(limit) {
+            answers.send(self.index, Err(refused()));
+        } else {
+            answers.send(self.index, head.release((holder, mode), limit).await);
+            if !is_hold {
+                head.flush(limit).await;
+            }
+        }
+        drop(head);
+        self.sweep(limit).await;
+    }
+
+    /// Renews the holds that are here. Makes those again that are gone here, but that a majority has.
+    pub(super) async fn renew(
+        self: Arc<Self>,
+        (holds, batch, holders): (Arc<Holds>, RenewBatch, Vec<HolderId>),
+        limit: Duration,
+        mut ballot: Ballot<Arc<[bool]>>,
+        answers: Answers<Vec<Result<Option<Absence>>>>,
+    ) {
+        let mut asked = RenewBatch { timeout: limit, ..batch.clone() };
+        for (item, holder) in asked.items.iter_mut().zip(holders) {
+            item.holder = self.holder_id(holder);
+            // A node that lacks the change to a writer keeps the reader, until it is set right. It does not count.
+            item.target.mode = either(item.target.mode);
+        }
+        let (verdict, late) = bounded(limit, self.store.renew(asked)).await;
+        if let Ok(Renewed { verdicts, .. }) = &verdict {
+            verdicts.iter().for_each(|verdict| self.load.answered(verdict));
+        }
+        let verdicts = self.renewal_votes(verdict, (&holds, &batch), &ballot, limit).await;
+        answers.send(self.index, verdicts.clone());
+        let verdicts = match late {
+            // This is too late for the vote, but not for making keys again.
+            Some(call) => {
+                let verdict = bounded(limit, call).await.0;
+                self.renewal_votes(verdict, (&holds, &batch), &ballot, limit).await
+            }
+            None => verdicts,
+        };
+        let Ok(verdicts) = verdicts else { return };
+        let Some(renewed) = ballot.decided().await else { return };
+        let mut repairs = JoinSet::new();
+        for ((item, verdict), renewed) in batch.items.into_iter().zip(verdicts).zip(renewed.iter())
+        {
+            let hold = (item.target, item.holder, item.ttl.unwrap_or(batch.ttl));
+            match verdict {
+                Ok(Some(Absence::Gone | Absence::Stolen | Absence::Forced)) if *renewed => {
+                    repairs.spawn(Arc::clone(&self).heal(Arc::clone(&holds), hold, limit));
+                }
+                Ok(Some(_)) => {}
+                // It is here.
+                verdict if is_shared(hold.0.mode) && has_run(&verdict) => {
+                    repairs.spawn(Arc::clone(&self).set_right(Arc::clone(&holds), hold, limit));
+                }
+                _ => {}
+            }
+        }
+        while repairs.join_next().await.is_some() {}
+        self.sweep(limit).await;
+    }
+
+    /// Returns the verdicts of this node. Renewals count only if its uptime is sufficient, those of a writer only if it is
+    /// the writer here, and those of a reader once for each server.
+    async fn renewal_votes<T: Clone>(
+        &self,
+        verdict: Result<Renewed>,
+        (holds, batch): (&Holds, &RenewBatch),
+        ballot: &Ballot<T>,
+        limit: Duration,
+    ) -> Result<Vec<Result<Option<Absence>>>> {
+        let mut verdicts = verdict?.verdicts;
+        if verdicts.len() != batch.items.len() {
+            return Err(Error::protocol("answered for a different number of leases"));
+        }
+        let shared = |index: usize| is_shared(batch.items[index].target.mode);
+        let has_shared = (0..verdicts.len()).any(shared);
+        let is_renewed = verdicts.iter().any(|verdict| matches!(verdict, Ok(None)));
+        let uptime = async {
+            if is_renewed { self.check_uptime(batch.ttl, ballot.sent, limit).await } else { Ok(()) }
+        };
+        let server = async {
+            let asked = is_renewed && has_shared;
+            if asked { self.check_server(&ballot.voters, limit).await } else { Ok(()) }
+        };
+        let (uptime, server) = tokio::join!(uptime, server);
+        for (index, verdict) in verdicts.iter_mut().enumerate() {
+            let vote = match verdict {
+                Ok(None) if shared(index) => {
+                    let hold = holds.living(batch.items[index].holder);
+                    let counts = hold.is_none_or(|hold| hold.counts(self.index));
+                    let side = if counts { Ok(()) } else { Err(stray()) };
+                    uptime.clone().and(server.clone()).and(side)
+                }
+                Ok(None) => uptime.clone(),
+                Ok(Some(_)) if shared(index) => {
+                    holds.update(batch.items[index].holder, |hold| {
+                        hold.sides.iter_mut().for_each(|sides| sides.forget(self.index));
+                    });
+                    Ok(())
+                }
+                _ => Ok(()),
+            };
+            if let Err(error) = vote {
+                *verdict = Err(error);
+            }
+        }
+        Ok(verdicts)
+    }
+
+    /// Returns an error unless the grant of this node counts. Call this after the operation that is to be counted.
+    pub(super) async fn check<T>(&self, request: &Acquire, ballot: &Ballot<T>) -> Result<()> {
+        let limit = request.timeout;
+        let uptime = self.check_uptime(request.ttl, ballot.sent, limit);
+        if request.target.mode != Mode::Read {
+            return uptime.await;
+        }
+        tokio::try_join!(uptime, self.check_server(&ballot.voters, limit)).map(drop)
+    }
+
+    /// Returns an error if the node may have forgotten a key that it had `ttl` before `sent`, or later.
+    async fn check_uptime(&self, ttl: Duration, sent: Instant, limit: Duration) -> Result<()> {
+        let ask = self.ages.after(|| async {
+            self.store.age(limit).await.map(|age| Age { at: self.clock.now(), age })
+        });
+        let Age { at, age } = timeout(limit, ask).await.unwrap_or_else(|_| Err(timed_out()))?;
+        let needed = ttl + at.saturating_duration_since(sent);
+        match age {
+            Some(age) if age < needed => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("up for {age:?} only; it counts after the time to live, {ttl:?}"),
+            )
+            .with_fate(Fate::Executed)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns an error if the server of this node has voted as another node.
+    async fn check_server(&self, voters: &Voters, limit: Duration) -> Result<()> {
+        let ask = self.servers.after(|| self.store.server_id(limit));
+        let server = timeout(limit, ask).await.unwrap_or_else(|_| Err(timed_out()))?;
+        voters.count(server, self.index)
+    }
+}
+
+fn is_shared(mode: Mode) -> bool {
+    matches!(mode, Mode::Read | Mode::Write)
+}
+
+fn has_run<T>(verdict: &Result<T>) -> bool {
+    verdict.as_ref().map_or_else(|error| error.fate() == Fate::Executed, |_| true)
+}

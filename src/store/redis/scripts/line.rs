@@ -1,0 +1,47 @@
+//! The places of waiters: the line of a lock has the managers that wait for it in the order of arrival, and a read-write lock
+//! has the oldest reader and the oldest writer. Acquires and releases are in `lock.rs` and `rw.rs`.
+
+use super::lock::{call_in_line, write_place};
+use super::reply::{self, Element};
+use super::{LINE_INSPECT, rw};
+use crate::error::Result;
+use crate::store::redis::RedisStore;
+use crate::store::{Inspect, Leave, Mode, Waiting};
+use std::time::Duration;
+
+impl RedisStore {
+    /// Gives up a place.
+    pub(in crate::store::redis) async fn leave_line(&self, request: Leave) -> Result<()> {
+        let (script, call) = match request.target.mode {
+            Mode::Exclusive => {
+                let mut call = call_in_line(&self.keys, &request.target.name);
+                call.show(request.holder);
+                write_place(&mut call, request.next.unwrap_or_default());
+                (&self.scripts.line_leave, call)
+            }
+            Mode::Read | Mode::Write => (&self.scripts.rw_leave, rw::leave(&self.keys, &request)),
+            Mode::Permits { .. } => return Ok(()),
+        };
+        let reply = self.run_call(script, call, request.timeout).await?;
+        rw::code(&reply).map(drop)
+    }
+
+    /// Returns the managers that wait, the oldest first.
+    pub(in crate::store::redis) async fn waiting(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        request.target.require_exclusive()?;
+        let call = call_in_line(&self.keys, &request.target.name);
+        let reply = self.run_call(&LINE_INSPECT, call, request.timeout).await?;
+        let (waiters, rest) = reply.as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err(reply::malformed_reply());
+        }
+        let waiter = |words: &[Element; 2]| {
+            let [Element::Text(manager), Element::Int(waited)] = words else {
+                return Err(reply::malformed_reply());
+            };
+            let waited = Duration::from_micros(u64::try_from(*waited).unwrap_or_default());
+            Ok(Waiting::new(manager.clone(), waited))
+        };
+        waiters.iter().map(waiter).collect()
+    }
+}

@@ -1,0 +1,224 @@
+//! Steals, wishes and notes. Each request is a call of its own. The hint to the old holder's manager is part of the script;
+//! in a cluster it follows, because its channel is in another slot.
+
+use super::lock::confirmed;
+use super::{Call, NOTE_READ, TELL, millis, permits, reply, rw};
+use crate::error::Result;
+use crate::store::contract::mode::Kind;
+use crate::store::redis::topology::Connection;
+use crate::store::redis::{Element, RedisStore};
+use crate::store::{
+    Acquired, Act, ForceRelease, Inbox, Mode, Note, ReadNote, Reason, Steal, StoreFuture, Want,
+    failed,
+};
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+use tokio::runtime::Handle;
+use uuid::Uuid;
+
+impl RedisStore {
+    /// Takes a name from its holder for another one.
+    pub(in crate::store::redis) fn steal_from(&self, request: Steal) -> StoreFuture<Acquired> {
+        let Steal { acquire, from, reason } = request;
+        let target = &acquire.target;
+        if let Err(error) = Steal::check_mode(target.mode) {
+            return failed(error);
+        }
+        let mut call = Call::of(1);
+        call.key(&self.keys.lock(&target.name));
+        call.key(&self.keys.note(&target.name));
+        call.show(acquire.holder);
+        call.number(millis(acquire.ttl));
+        call.text(&from);
+        self.write_reason(&mut call, &reason, target.name.as_str());
+        if let Some(fencing) = acquire.fencing {
+            call.key(&self.keys.fence(&target.name));
+            call.number(fencing.block.into());
+            call.number(fencing.retention.map_or(0, millis));
+        }
+        call.wait = self.replicas;
+        let (sent, wait, hint) = (self.clock.now(), call.wait, format!("verify {}", target.name));
+        let reply = self.run_call(&self.scripts.steal, call, acquire.timeout);
+        let teller = self.teller(acquire.timeout);
+        Box::pin(async move {
+            let mut reply = reply.await?;
+            let confirmed = confirmed(wait, &mut reply);
+            let verdict = rw::acquired(&acquire, sent, &reply);
+            match verdict {
+                Ok(Acquired::Granted { .. }) => {
+                    teller.tell([from.as_str()], &hint);
+                    confirmed.and(verdict)
+                }
+                verdict => verdict,
+            }
+        })
+    }
+
+    /// Reports to a holder that its name is wanted.
+    pub(in crate::store::redis) async fn tell_wanted(&self, request: Want) -> Result<bool> {
+        let Want { target, from, reason, timeout } = request;
+        Steal::check_mode(target.mode)?;
+        let mut call = Call::of(1);
+        call.key(&self.keys.lock(&target.name));
+        call.key(&self.keys.note(&target.name));
+        call.text(&from);
+        self.write_reason(&mut call, &reason, target.name.as_str());
+        let reply = self.run_call(&self.scripts.want, call, timeout).await?;
+        let is_holder = match rw::code(&reply)? {
+            reply::Code::Done(is_holder) => is_holder > 0,
+            _ => return Err(reply::malformed_reply()),
+        };
+        if is_holder {
+            self.teller(timeout).tell([from.as_str()], &format!("want {}", target.name));
+        }
+        Ok(is_holder)
+    }
+
+    /// Deletes a name by force. Returns whether it was held.
+    pub(in crate::store::redis) async fn force(&self, request: ForceRelease) -> Result<bool> {
+        request.check_mode()?;
+        let ForceRelease { target, reason, from, act, timeout } = request;
+        let script = match target.mode.kind() {
+            Kind::Lock => &self.scripts.force,
+            Kind::ReadWrite => &self.scripts.rw_force,
+            Kind::Semaphore => {
+                let mut call = permits::of(&self.keys, &target.name, 1);
+                call.key(&self.keys.sizes(&target.name));
+                let reply = self.run_call(&self.scripts.permits_force, call, timeout).await?;
+                return was_held(&reply);
+            }
+        };
+        let mut call = Call::of(1);
+        call.key(&self.keys.lock(&target.name));
+        if let Some(reason) = &reason {
+            call.text(act.word());
+            self.write_reason(&mut call, reason, target.name.as_str());
+        } else if from.is_some() {
+            (0..5).for_each(|_| call.text(""));
+        }
+        if let Some(from) = &from {
+            call.text(from);
+        }
+        let reply = self.run_call(script, call, timeout).await?;
+        let holders = reply.iter().filter_map(|element| match element {
+            Element::Text(holder) => Some(holder.as_str()),
+            _ => None,
+        });
+        self.teller(timeout).tell(holders, &format!("verify {}", target.name));
+        was_held(&reply)
+    }
+
+    fn write_reason(&self, call: &mut Call, Reason { by, why }: &Reason, name: &str) {
+        call.text(by);
+        call.text(why);
+        call.text(&self.keys.inbox().concat());
+        call.text(name);
+    }
+
+    /// Returns the note about a name that was left for a holder.
+    pub(in crate::store::redis) async fn note_for(
+        &self,
+        request: ReadNote,
+    ) -> Result<Option<Note>> {
+        let ReadNote { target, holder, timeout } = request;
+        if let Mode::Permits { .. } = target.mode {
+            return Ok(None);
+        }
+        let mut call = Call::of(1);
+        call.key(&self.keys.note(&target.name));
+        let reply = self.run_call(&NOTE_READ, call, timeout).await?;
+        let [
+            Element::Text(act),
+            Element::Text(from),
+            Element::Text(by),
+            Element::Text(why),
+            Element::Text(at),
+            Element::Text(fence),
+        ] = &reply[..]
+        else {
+            return Err(reply::malformed_reply());
+        };
+        let Some(act) = Act::of_word(act).filter(|_| is_for(from, &holder.to_string())) else {
+            return Ok(None);
+        };
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(at.parse().unwrap_or(0));
+        // The author may be of a later version, which takes longer texts.
+        let reason = Reason { by: by.as_str().into(), why: why.as_str().into() };
+        let fence = fence.parse().ok().filter(|fence| *fence > 0);
+        Ok(Some(Note::new(act, reason, at).with_fence_to_beat(fence)))
+    }
+
+    /// Subscribes to the inbox of a manager.
+    pub(in crate::store::redis) fn inbox_of(&self, manager: Uuid) -> Inbox {
+        let channel = format!("{}{manager}", self.keys.inbox().concat());
+        self.subscriptions.inbox(channel, &self.runtime)
+    }
+
+    fn teller(&self, timeout: Duration) -> Teller {
+        let (connection, runtime) = (self.locks.clone(), self.runtime.clone());
+        let (inbox, sharded) = (self.keys.inbox().concat(), self.scripts.sharded);
+        Teller { connection, runtime, inbox, timeout, sharded }
+    }
+}
+
+/// Sends hints where a script cannot.
+struct Teller {
+    connection: Connection,
+    runtime: Handle,
+    inbox: String,
+    timeout: Duration,
+    sharded: bool,
+}
+
+impl Teller {
+    /// Sends a hint to the managers of these holders, in the background. A hint that is lost costs the time until a renewal.
+    fn tell<'a>(&self, holders: impl IntoIterator<Item = &'a str>, hint: &str) {
+        if !self.sharded {
+            return;
+        }
+        let managers: BTreeSet<&str> = holders
+            .into_iter()
+            .filter_map(|holder| holder.split_once(':'))
+            .map(|(id, _)| id)
+            .collect();
+        for manager in managers {
+            let mut call = Call::of(1);
+            call.key(&[&self.inbox, manager]);
+            call.text(hint);
+            let (connection, timeout) = (self.connection.clone(), self.timeout);
+            self.runtime.spawn(async move { connection.run(&TELL, call, timeout).await.map(drop) });
+        }
+    }
+}
+
+/// Returns whether a note is for this holder. A hold at a node of a quorum has an id for each attempt, which begins alike.
+fn is_for(from: &str, holder: &str) -> bool {
+    let is_own = |rest: &str| rest.is_empty() || rest.starts_with('.');
+    from.split(' ').any(|from| from.strip_prefix(holder).is_some_and(is_own))
+}
+
+fn was_held(reply: &[Element]) -> Result<bool> {
+    match reply.first() {
+        Some(Element::Int(deleted)) => Ok(*deleted > 0),
+        _ => Err(reply::malformed_reply()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn note_is_for_the_holders_that_it_names() {
+        for (from, holder, is) in [
+            ("a:1", "a:1", true),
+            ("a:12", "a:1", false),
+            ("a:1.2.3", "a:1.2", true),
+            ("a:1.21", "a:1.2", false),
+            ("b:1 a:1", "a:1", true),
+            ("", "a:1", false),
+        ] {
+            assert_eq!(is_for(from, holder), is, "{from} {holder}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Runs scripts on one server or in a fleet.
+
+mod discover;
+pub(super) mod fleet;
+mod pool;
+pub(super) mod routes;
+mod sentinels;
+mod slot_map;
+mod survey;
+
+use super::link::address::Address;
+use super::link::errors::classify;
+use super::link::node::Node;
+use super::scripts::reply::{self, Element};
+use super::scripts::{Call, Script};
+use crate::error::{Error, Result};
+use crate::store::Signal;
+use fleet::Fleet;
+use routes::Routes;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Runs scripts on one server, or on the server of a fleet that has their keys.
+#[derive(Clone)]
+pub(super) enum Connection {
+    One(Node),
+    Fleet(Arc<Fleet>),
+}
+
+impl Connection {
+    /// Runs a script. Not an `async fn`: its future would have space for the call twice.
+    pub(super) fn run(
+        &self,
+        script: &'static Script,
+        call: Call,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Vec<Element>>> + Send {
+        let call = call.finish();
+        async move {
+            match self {
+                Connection::One(node) => {
+                    let reply = node.run(script, &call, timeout, false).await;
+                    reply.map_err(|error| node.at(classify(&error)))
+                }
+                // Boxed, so that the future stays small where there is one server.
+                Connection::Fleet(fleet) => Box::pin(fleet.run(script, call, timeout)).await,
+            }
+        }
+    }
+
+    /// Returns whether names belong to slots. Then one call takes keys of one slot only.
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self, Connection::Fleet(fleet) if fleet.is_cluster())
+    }
+
+    /// Returns whether a call was refused because its slot is being moved and only some of its keys have moved.
+    pub(super) fn is_split(&self, error: &Error) -> bool {
+        self.is_cluster() && reply::is_split(error)
+    }
+
+    pub(super) async fn close(&self) {
+        match self {
+            Connection::One(node) => node.close().await,
+            Connection::Fleet(fleet) => fleet.close().await,
+        }
+    }
+}
+
+/// The server to which the connection for requests leads, as far as it is known.
+///
+/// The subscriber compares: messages are published at the server that runs the requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Destination {
+    /// How often that connection was made, or made again.
+    pub(super) connects: u64,
+    /// The id of the server's run. `None` if the server does not report it, or was not asked.
+    pub(super) run_id: Option<String>,
+}
+
+/// Makes connections on the current runtime.
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) address: Address,
+    /// `None` for a single server.
+    pub(super) routes: Option<Arc<Routes>>,
+    /// Is set at each reconnect.
+    pub(super) reconnects: Signal,
+    /// Where the requests to a single server go. Nothing is sent here for a fleet, whose routes say it.
+    pub(super) destination: watch::Sender<Destination>,
+}
+
+impl Connector {
+    pub(super) async fn connect(&self) -> Result<Connection> {
+        let Self { address, routes, reconnects, .. } = self;
+        Ok(match routes {
+            None => Connection::One(Node::new(address.client().await?, address, reconnects)),
+            Some(routes) => Connection::Fleet(Fleet::connect(address, routes, reconnects).await?),
+        })
+    }
+}

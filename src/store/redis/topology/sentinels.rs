@@ -1,0 +1,202 @@
+//! Asks sentinels for the primary.
+//!
+//! The address comes from `GET-MASTER-ADDR-BY-NAME`: while a failover ends, `MASTER` names the old primary with the
+//! new epoch. The epoch is requested first: a switch between the two requests gives the new address with the old
+//! epoch, which loses or ties.
+
+use super::slot_map::SlotMap;
+use super::survey::Panel;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::redis::link::address::Address;
+use crate::store::redis::link::errors::classify;
+use crate::store::redis::link::url::Sentinels;
+use crate::store::redis::scripts::Failure;
+use crate::util::sync::Mutex;
+use fred::clients::Client;
+use fred::interfaces::ClientLike;
+use fred::types::config::Server;
+use fred::types::{ClusterHash, CustomCommand, Value};
+use std::cmp::Reverse;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long a server may take to report its own role.
+const ROLE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The epoch of the sentinels in which a server became the primary, and the server.
+type Named = (usize, Server);
+
+/// The primaries of the newest epoch. While a failover ends there is more than one, of which the last is right.
+#[derive(Debug, Default)]
+pub(super) struct Succession(Mutex<(usize, Vec<Server>)>);
+
+impl Succession {
+    /// Returns the servers that the sentinels name, the best first: by the newest epoch, and within an epoch first servers
+    /// that were not chosen in it before, then the current primary.
+    fn order(&self, mut named: Vec<Named>, known: &SlotMap) -> Vec<Server> {
+        let newest = named.iter().map(|(epoch, _)| *epoch).max().unwrap_or_default();
+        let mut last = self.0.lock();
+        if last.0 != newest {
+            *last = (newest, Vec::new());
+        }
+        // Even if the sentinels that named it are silent now.
+        let current = known.servers.iter().filter(|server| last.1.contains(server));
+        named.extend(current.map(|server| (newest, server.clone())));
+        named.sort_by_key(|(epoch, server)| {
+            let current = known.servers.contains(server);
+            let rank = if current { 1 } else { 2 * u8::from(last.1.contains(server)) };
+            (Reverse(*epoch), rank)
+        });
+        let mut servers = Vec::new();
+        for (_, server) in named {
+            if !servers.contains(&server) {
+                servers.push(server);
+            }
+        }
+        servers
+    }
+
+    fn chosen(&self, server: &Server) {
+        let mut last = self.0.lock();
+        if !last.1.contains(server) {
+            last.1.push(server.clone());
+        }
+    }
+}
+
+pub(super) async fn ask_sentinels(
+    address: &Address,
+    sentinels: &Sentinels,
+    known: &SlotMap,
+    (panel, succession): (&Panel, &Succession),
+) -> Result<SlotMap> {
+    let ask = |sentinel: Server| {
+        let address = address.of_sentinel(sentinels, &sentinel);
+        let service = sentinels.service.clone();
+        async move { ask_sentinel(&address, service).await.map_err(explain_denied) }
+    };
+    let (named, error) = panel.ask(sentinels.servers.clone(), None, ask).await;
+    let mut servers = succession.order(named, known);
+    if servers.is_empty() {
+        return Err(error);
+    }
+    let current = known.servers.iter().filter(|server| !servers.contains(server));
+    servers.extend(current.cloned().collect::<Vec<_>>());
+    let mut best = &servers[0];
+    if servers.len() > 1 {
+        // If a server reports that it is a replica, the sentinel that names it is long out of date.
+        for server in &servers {
+            if !is_replica(address.of(server)).await {
+                best = server;
+                break;
+            }
+        }
+    }
+    succession.chosen(best);
+    Ok(SlotMap::of_one(best.clone()))
+}
+
+async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
+    let client = address.client().await?.client;
+    let epoch = ask(&client, "SENTINEL", &["MASTER", &service]).await;
+    let server = ask(&client, "SENTINEL", &["GET-MASTER-ADDR-BY-NAME", &service]).await;
+    let _ = timeout(address.attempt, client.quit()).await;
+    let refused = |error: Failure| {
+        if error.details().contains("No such master") {
+            Error::invalid("the sentinels know no primary by the name of sentinelServiceName")
+        } else if error.details().starts_with("ERR unknown command") {
+            let place = address.place();
+            Error::invalid(format!(
+                "{place} is no sentinel; write redis:// for a server, or the port of a sentinel (26379 by default)"
+            ))
+        } else {
+            classify(&error)
+        }
+    };
+    let (epoch, server) = (epoch.map_err(refused)?, server.map_err(refused)?);
+    let named = config_epoch(epoch).zip(primary(server));
+    named.ok_or_else(|| Error::protocol("unexpected reply of a sentinel; is it a Redis Sentinel?"))
+}
+
+async fn ask(client: &Client, verb: &'static str, words: &[&str]) -> Result<Value, Failure> {
+    let command = CustomCommand::new_static(verb, ClusterHash::FirstKey, false);
+    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    client.custom(command, words).await
+}
+
+fn config_epoch(reply: Value) -> Option<usize> {
+    let fields: Vec<String> =
+        reply.into_array().iter().map(|field| field.as_string().unwrap_or_default()).collect();
+    let epoch = fields.chunks_exact(2).find(|pair| pair[0] == "config-epoch")?;
+    epoch[1].parse().ok()
+}
+
+fn primary(reply: Value) -> Option<Server> {
+    let mut parts = reply.into_array().into_iter();
+    let host = parts.next()?.as_string()?;
+    Some(Server::new(host, parts.next()?.as_string()?.parse().ok()?))
+}
+
+/// Explains which user and password were refused: the URL may have two of each.
+fn explain_denied(error: Error) -> Error {
+    if error.kind() != ErrorKind::Denied || error.to_string().contains("NOPERM") {
+        return error;
+    }
+    let message = "a sentinel wants a user or password, or refuses it; they are sentinelUsername and sentinelPassword \
+                   in the URL";
+    Error::new(ErrorKind::Denied, message).with_fate(error.fate()).with_source(error)
+}
+
+/// Returns whether the server reports that it is a replica. Silence or a missing permission counts as no.
+async fn is_replica(address: Address) -> bool {
+    // It runs to its end even after the time limit: an abandoned client would keep its connection.
+    let asked = tokio::spawn(async move {
+        let client = address.client().await.ok()?.client;
+        let info = ask(&client, "INFO", &["replication"]).await;
+        let _ = timeout(address.attempt, client.quit()).await;
+        info.ok()?.as_string()
+    });
+    let info = timeout(ROLE_TIMEOUT, asked).await.ok().and_then(Result::ok).flatten();
+    info.is_some_and(|info| info.contains("role:slave"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(name: &str) -> Server {
+        Server::new(name, 1)
+    }
+
+    fn best(succession: &Succession, known: &str, named: &[(usize, &str)]) -> String {
+        let named = named.iter().map(|(epoch, name)| (*epoch, server(name))).collect();
+        let best = succession.order(named, &SlotMap::of_one(server(known))).remove(0);
+        succession.chosen(&best);
+        best.host.to_string()
+    }
+
+    #[test]
+    fn primary_of_the_newest_epoch_counts() {
+        let succession = Succession::default();
+        let named = [(3, "a"), (2, "b"), (3, "a"), (5, "d"), (4, "e")];
+        assert_eq!(best(&succession, "a", &named), "d");
+        assert_eq!(best(&succession, "d", &named), "d");
+        assert_eq!(best(&succession, "d", &[(2, "b")]), "b", "no sentinel reports a newer epoch");
+    }
+
+    /// The order of the answers does not matter.
+    #[test]
+    fn epoch_shared_by_two_goes_to_the_new_one_and_none_comes_back() {
+        for order in [[(1, "a"), (1, "b")], [(1, "b"), (1, "a")]] {
+            let succession = Succession::default();
+            assert_eq!(best(&succession, "a", &[(1, "a")]), "a");
+            assert_eq!(best(&succession, "a", &order), "b");
+            for _ in 0..3 {
+                assert_eq!(best(&succession, "b", &order), "b");
+                assert_eq!(best(&succession, "b", &[(1, "a")]), "b");
+            }
+            // The next failover may go back.
+            assert_eq!(best(&succession, "b", &[(2, "a"), (1, "b")]), "a");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Renews leases: proves the session alive once for all of them, and checks that each node exists.
+//!
+//! A node of another kind does not end a lease, so renewals do not look for one: the lease was granted first, and its node
+//! is still there. To end it would be a loss that the store did not report.
+
+use super::queue::Queue;
+use super::recipe::Recipe;
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::zookeeper::session::errors::{Found, classify, find, in_time};
+use crate::store::zookeeper::tree::holds::OwnNode;
+use crate::store::{Absence, Mode, RenewBatch, Renewal, Renewed, Target};
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Recipe {
+    pub(in crate::store::zookeeper) async fn renew(&self, batch: RenewBatch) -> Result<Renewed> {
+        let (ttl, limit) = (batch.ttl, batch.timeout);
+        let batch = batch.items;
+        let asked = self.clock.now();
+        in_time(limit, async {
+            let own: Vec<Option<OwnNode>> =
+                batch.iter().map(|renewal| self.renewable(renewal)).collect();
+            let live = own.iter().flatten().find(|own| !own.session.is_over());
+            let session = live.map(|own| Arc::clone(&own.session));
+            if let Some(session) = &session {
+                session.confirm(limit).await?;
+            }
+            let link = match &session {
+                Some(session) => Some(session.link().await?),
+                None => None,
+            };
+            // All are sent together.
+            let looks: Vec<_> = own
+                .iter()
+                .map(|own| {
+                    let own = own.as_ref().filter(|own| !own.session.is_over())?;
+                    Some(link.as_ref()?.client.check_stat(own.path.as_ref()?))
+                })
+                .collect();
+            let mut there = Vec::with_capacity(batch.len());
+            for look in looks {
+                there.push(match look {
+                    Some(look) => look.await.map_err(classify).map(|stat| stat.is_some()),
+                    None => Ok(false),
+                });
+            }
+            let verdicts = self.renewed((&batch, ttl), &own, there, asked + limit * 3 / 4).await;
+            let sent = session.map_or(asked, |session| session.confirmed(asked));
+            Ok(Renewed::new(sent, verdicts))
+        })
+        .await
+    }
+
+    fn renewable(&self, renewal: &Renewal) -> Option<OwnNode> {
+        self.holds.find(&renewal.target.name, renewal.holder).filter(|own| own.granted)
+    }
+
+    async fn renewed(
+        &self,
+        (batch, ttl): (&[Renewal], Duration),
+        own: &[Option<OwnNode>],
+        there: Vec<Result<bool>>,
+        until: Instant,
+    ) -> Vec<Result<Option<Absence>>> {
+        let extended = batch.iter().zip(own).zip(there).map(|((renewal, own), there)| {
+            let (name, holder) = (&renewal.target.name, renewal.holder);
+            if there? && own.as_ref().is_some_and(|own| !own.session.is_over()) {
+                self.check_ttl(ttl)?;
+                let expires = self.clock.now() + ttl;
+                if self.holds.change(name, holder, |own| own.expires = expires) {
+                    return Ok(true);
+                }
+            }
+            let is_moved = |now: OwnNode| {
+                let own = own.as_ref();
+                own.is_some_and(|own| own.changing || now.changing || now.changes != own.changes)
+            };
+            if self.holds.find(name, holder).is_some_and(is_moved) {
+                // It has another path now.
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "the mode of the hold is being changed",
+                ));
+            }
+            self.holds.remove(name, holder);
+            Ok(false)
+        });
+        let extended: Vec<Result<bool>> = extended.collect();
+        let gone =
+            batch.iter().zip(&extended).filter(|(_, extended)| matches!(extended, Ok(false)));
+        // Many may be lost at once. Their absences must not delay the verdicts of the others.
+        let absences = self.absences(gone.map(|(renewal, _)| &renewal.target));
+        let limit = until.saturating_duration_since(self.clock.now());
+        let absences = tokio::time::timeout(limit, absences).await;
+        let mut absences = absences.unwrap_or_default().into_iter();
+        let verdict = |extended| match extended {
+            Ok(true) => Ok(None),
+            Ok(false) => Ok(Some(absences.next().unwrap_or(Absence::Gone))),
+            Err(error) => Err(error),
+        };
+        extended.into_iter().map(verdict).collect()
+    }
+
+    /// Returns why a hold is absent.
+    pub(super) async fn absence(&self, target: &Target) -> Absence {
+        let absences = self.absences(std::iter::once(target)).await;
+        absences.first().copied().unwrap_or(Absence::Gone)
+    }
+
+    /// Returns why holds are absent; nothing if that cannot be found out. That they are absent is known either way.
+    async fn absences(&self, targets: impl Iterator<Item = &Target>) -> Vec<Absence> {
+        let Ok(link) = self.sessions.current().map(|session| session.carrier()) else {
+            return Vec::new();
+        };
+        let Some(link) = link else { return Vec::new() };
+        // All are sent together.
+        let queues: Vec<_> = targets
+            .map(|target| (target.mode, link.client.list_children(&self.names.lock(&target.name))))
+            .collect();
+        let mut absences = Vec::with_capacity(queues.len());
+        for (mode, queue) in queues {
+            absences.push(absence_from(mode, find(queue).await));
+        }
+        absences
+    }
+}
+
+fn absence_from(mode: Mode, children: Result<Found<Vec<String>>>) -> Absence {
+    match children {
+        Ok(Found::Yes(children)) => Queue::new(children).absence(mode),
+        // Another user has the directory now.
+        Err(error) if error.kind() == ErrorKind::Denied => Absence::Taken,
+        _ => Absence::Gone,
+    }
+}

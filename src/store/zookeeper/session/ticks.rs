@@ -1,0 +1,54 @@
+//! Checks whether a session is long enough for the servers' tick.
+//!
+//! Servers do not report their tick to clients. But a client that asks for a shorter session than the servers allow gets
+//! the shortest one, which is 2 ticks unless an operator has set it otherwise.
+
+use super::address::Address;
+use super::link::{Link, hosts, opening};
+use crate::util::trace;
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::Level;
+use zookeeper_client::Error as ZkError;
+
+/// From this length on, a session has three ticks of any length in use, and the check, which costs a session, is
+/// skipped.
+const SURELY_LONG: Duration = Duration::from_secs(10);
+
+/// Warns if the session is shorter than 3 ticks, as far as can be known.
+pub(super) async fn check(address: &Address) {
+    let session = address.session;
+    if session >= SURELY_LONG {
+        return;
+    }
+    let two_thirds = Address { session: session * 2 / 3, ..address.clone() };
+    for host in hosts(&two_thirds, None) {
+        match given(host, &two_thirds).await {
+            Ok(shortest) if shortest > two_thirds.session => {
+                return trace::later(Level::WARN, || {
+                    move || {
+                        tracing::warn!(
+                            "a time to live of {session:?} is near the shortest that the servers give, {shortest:?}: if \
+                             that is 2 of their ticks, as by default, a lease may be believed for too long; choose \
+                             at least 3 ticks"
+                        );
+                    }
+                });
+            }
+            Ok(_) => return,
+            Err(error) => trace::later(Level::DEBUG, || {
+                let host = host.to_owned();
+                move || tracing::debug!(%error, host, "the shortest timeout is not known")
+            }),
+        }
+    }
+}
+
+/// Returns the timeout that a server gives to a session. The session ends at once.
+async fn given(host: &str, address: &Address) -> Result<Duration, ZkError> {
+    let link = Arc::new(Link::open(host, address).await?);
+    let given = link.client.session_timeout();
+    // If this fails, the session ends by its timeout.
+    let _ = tokio::time::timeout(opening(address.session), link.close()).await;
+    Ok(given)
+}

@@ -1,0 +1,10 @@
+//! Small helpers without any knowledge of locks: a mutex without poison, traces on a thread of their own, several calls
+//! that begin together.
+
+pub(crate) mod join;
+pub(crate) mod panics;
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
+pub(crate) mod pauses;
+pub(crate) mod runtime;
+pub(crate) mod sync;
+pub(crate) mod trace;

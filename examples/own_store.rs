@@ -123,12 +123,11 @@ impl Store for FileStore {
         // The holder's deadline counts from here, before anything is done.
         let sent = self.clock().now();
         let name = request.plain_name();
-        let Acquire { holder, count, ttl, fencing, timeout, .. } = request;
+        let Acquire { holder, ttl, fencing, timeout, .. } = request;
         self.run(name, timeout, move |table, name| {
             let now = table.now;
             let entry = match table.own(&name, holder) {
                 Ok(entry) => entry,
-                Err(absence) if count > 1 => return Acquired::NotYours(absence),
                 Err(Absence::Taken) => {
                     return Acquired::held(table.held(&name).map(|entry| entry.expires - now));
                 }
@@ -139,10 +138,11 @@ impl Store for FileStore {
                         entry.last = first + u64::from(fencing.block) - 1;
                     }
                     (entry.holder, entry.fence) = (holder.to_string(), fencing.map(|_| first));
+                    entry.count = 1;
                     entry
                 }
             };
-            (entry.count, entry.expires) = (count, now + ttl);
+            entry.expires = now + ttl;
             Acquired::granted(sent, entry.fence)
         })
     }
@@ -162,8 +162,8 @@ impl Store for FileStore {
             None => request.target.into_exclusive(),
         };
         self.run(target, request.timeout, move |table, name| {
-            let lowered = table.own(&name, request.holder).map(|entry| entry.count = request.count);
-            lowered.map_or_else(Released::NotYours, |()| Released::done(0))
+            let counted = table.own(&name, request.holder).map(|entry| entry.count = request.count);
+            counted.map_or_else(Released::NotYours, |()| Released::done(0))
         })
     }
 

@@ -545,11 +545,11 @@ impl Lease {
         self.hold.count_of(self.share)
     }
 
-    /// Releases the lease and waits for the store's answer.
+    /// Releases the lease, and waits for the store's answer if it is the last one of its hold.
     ///
     /// The [`cancellation_token`](Lease::cancellation_token) fires first. The last lease of a hold frees the name and
-    /// wakes a waiter; a nested one only lowers the hold count. Failing to record the lower count in the store is not an
-    /// error; the count in this process is authoritative.
+    /// wakes a waiter. A nested one only lowers the hold count in this process and waits for nothing, so it discovers no loss
+    /// that this process does not know.
     ///
     /// If a waiter of the same manager is next, the hold is handed off to it in memory, without contacting the store, as
     /// often in a row as [`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs) allows.

@@ -101,7 +101,9 @@ impl Lock {
 
     /// Waits until this handle holds the lock.
     ///
-    /// Re-enters at once, one level deeper, while a lease of this handle is alive.
+    /// Re-enters at once, one level deeper, while a lease of this handle is alive. That asks nothing of the store, so the new
+    /// lease is as good as the older one and no better: it may be at risk, or have less than half of its time left. See
+    /// [re-entry](crate::guide::reentrancy#what-a-nested-call-does).
     ///
     /// # Errors
     ///

@@ -87,16 +87,16 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///    the effect of running once.
 /// 3. **Never without a time to live.** No hold exists that does not expire by itself, not
 ///    even for an instant, whatever fails.
-/// 4. **Only an outermost acquire creates.** A nested acquire (count above 1), a renewal or a
-///    release by a holder that is not there changes nothing and reports that.
+/// 4. **Only an acquire creates.** A renewal, a release, a record of a count or a change of the mode by a holder that is
+///    not there changes nothing and reports that.
 /// 5. **Acquire recognises its own hold.** An acquire by the holder that has the name already is granted again, with
-///    the same fencing token, and sets count and time to live again.
+///    the same fencing token, and sets the time to live again. The hold count is then 1, or stays as it is.
 /// 6. **Sent is read before sending.** Every verdict carries the [`clock`](Store::clock) as
 ///    it was just before the request left, never later: the holder's deadline counts from it.
 /// 7. **Time to live is a promise.** A hold is there for the whole of its time to live after
 ///    the operation ran, or after `sent` where that is what the store can promise, unless
 ///    it is deleted.
-/// 8. **Fencing tokens grow** in the order of the outermost grants of a name, beyond releases and
+/// 8. **Fencing tokens grow** in the order of the grants of a name, beyond releases and
 ///    expiries, if [`Capabilities::fencing`] says so.
 /// 9. **Errors are classified.** An error has a kind and a [fate](crate::Error::fate), which reports whether the
 ///    operation ran. Refused credentials are never reported as contention.
@@ -172,7 +172,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants a name, a re-entry, or once more what the holder already has.
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
 
-    /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests are outermost and have no
+    /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests have no
     /// place. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict for
     /// each, in their order.
     ///

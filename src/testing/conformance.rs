@@ -66,8 +66,8 @@ macro_rules! conformance_suite {
             held_name_is_refused_with_the_time_it_has_left
             only_one_of_many_rivals_is_granted
             same_token_is_granted_again_with_the_same_fence
-            nested_acquire_sets_the_count
-            nested_acquire_never_creates
+            record_sets_the_count_and_nothing_else
+            record_never_creates
             release_lowers_the_count_and_at_zero_gives_back
             release_by_another_token_changes_nothing
             renewal_sets_the_time_to_live_and_never_adds_to_it

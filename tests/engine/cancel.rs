@@ -244,39 +244,6 @@ async fn lock_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nested_lock() {
-    at_every_await(async |setup, cut| {
-        let mut lock = setup.leases.lock("n");
-        let outer = lock.lock().await.unwrap();
-        let inner = cut.run(lock.lock()).await;
-        let faster = inner.is_some();
-        assert_eq!(outer.hold_count(), 1 + u32::from(faster), "{cut:?}");
-        drop(inner);
-        assert_eq!(outer.hold_count(), 1, "{cut:?}");
-        outer.check().unwrap();
-        outer.unlock().await.unwrap();
-        faster
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn nested_lock_whose_outer_lease_ends_first() {
-    at_every_await(async |setup, cut| {
-        let mut lock = setup.leases.lock("n");
-        let outer = lock.lock().await.unwrap();
-        let mut cut_off = Box::pin(cut.run(lock.lock()));
-        let started = poll_once(cut_off.as_mut()).await;
-        drop(outer);
-        match started {
-            Poll::Ready(output) => output.is_some(),
-            Poll::Pending => cut_off.await.is_some(),
-        }
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn lock_again_while_the_own_release_is_under_way() {
     at_every_await(async |setup, cut| {
         let mut lock = setup.leases.lock("n");
@@ -291,19 +258,6 @@ async fn unlock() {
     at_every_await(async |setup, cut| {
         let lease = setup.leases.lock("n").lock().await.unwrap();
         cut.run(lease.unlock()).await.is_some()
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn nested_unlock() {
-    at_every_await(async |setup, cut| {
-        let mut lock = setup.leases.lock("n");
-        let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
-        let faster = cut.run(inner.unlock()).await.is_some();
-        assert_eq!(outer.hold_count(), 1, "{cut:?}");
-        outer.check().unwrap();
-        faster
     })
     .await;
 }
@@ -398,28 +352,19 @@ async fn close() {
 #[tokio::test(start_paused = true)]
 async fn abandoned_acquire_whose_answer_comes_later_is_given_back() {
     for fault in [Fault::Hang, Fault::HoldReply, Fault::RunLate] {
-        for nested in [false, true] {
-            let setup = Setup::new();
-            let mut lock = setup.leases.lock("n");
-            let outer = if nested { Some(lock.lock().await.unwrap()) } else { None };
-            setup.faults.add(Rule::new(fault.clone()).on(Call::Acquire));
-            let mut acquire = Box::pin(lock.lock());
-            assert!(poll_once(acquire.as_mut()).await.is_pending());
-            drop(acquire);
-            sleep(Duration::from_secs(5)).await;
-            setup.faults.heal();
-            // At once where the answer is still awaited; where it was given up, every T/10.
-            let patience = if matches!(fault, Fault::RunLate) { T / 10 } else { MOMENT };
-            sleep(patience).await;
-            let count = setup.recorded("n").await;
-            if let Some(outer) = outer {
-                outer.check().unwrap();
-                outer.unlock().await.unwrap();
-            } else {
-                assert_eq!(count, None, "{fault:?}");
-            }
-            expect_free(&setup, &format!("{fault:?}, nested: {nested}")).await;
-        }
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n");
+        setup.faults.add(Rule::new(fault.clone()).on(Call::Acquire));
+        let mut acquire = Box::pin(lock.lock());
+        assert!(poll_once(acquire.as_mut()).await.is_pending());
+        drop(acquire);
+        sleep(Duration::from_secs(5)).await;
+        setup.faults.heal();
+        // At once where the answer is still awaited; where it was given up, every T/10.
+        let patience = if matches!(fault, Fault::RunLate) { T / 10 } else { MOMENT };
+        sleep(patience).await;
+        assert_eq!(setup.recorded("n").await, None, "{fault:?}");
+        expect_free(&setup, &format!("{fault:?}")).await;
     }
 }
 

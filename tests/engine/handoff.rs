@@ -295,80 +295,50 @@ async fn lease_held_again_after_a_risk_is_handed_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hold_whose_stored_count_is_not_surely_one_is_released() {
-    for story in ["being lowered", "to be lowered", "unknown"] {
+async fn count_of_the_last_holder_holds_up_no_hand_off() {
+    for story in ["to be recorded", "in flight", "not recorded"] {
         let setup = Setup::new();
         let mut lock = setup.leases.lock("n");
-        let lease = lock.lock().await.unwrap();
-        let wire = on_the_wire(&setup).await;
+        let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+        counted().await;
+        assert_eq!(setup.recorded("n").await, Some(2));
+        let next = in_line(&setup.leases).await;
         match story {
-            "being lowered" => {
-                let inner = lock.lock().await.unwrap();
-                setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Release));
-                let unlock = tokio::spawn(inner.unlock());
-                setup.faults.until_calls(Call::Release, 1).await;
-                expect_given_back(&setup, lease, &wire, story).await;
-                unlock.await.unwrap().unwrap();
+            "in flight" => setup.faults.add(Rule::new(Fault::Delay(50 * MOMENT)).on(Call::Release)),
+            "not recorded" => {
+                setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release).times(1));
             }
-            "to be lowered" => {
-                drop(lock.lock().await.unwrap());
-                expect_given_back(&setup, lease, &wire, story).await;
-            }
-            _ => {
-                setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Acquire).times(1));
-                assert_eq!(failed(lock.try_lock().await), ErrorKind::Unavailable);
-                expect_given_back(&setup, lease, &wire, story).await;
-            }
+            _ => {}
         }
+        inner.unlock().await.unwrap();
+        if story != "to be recorded" {
+            sleep(12 * MOMENT).await;
+        }
+        outer.unlock().await.unwrap();
+        let lease = handed(next);
+        assert_eq!(calls(&setup).0, 1, "{story}");
+        sleep(100 * MOMENT).await;
+        assert_eq!((lease.hold_count(), setup.recorded("n").await), (1, Some(1)), "{story}");
+        lease.unlock().await.unwrap();
+        assert!(setup.memory.is_empty(), "{story}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn re_entry_as_the_last_lease_ends_hands_off_after_its_end() {
-    let setup = Setup::new();
-    let mut lock = setup.leases.lock("n");
-    let lease = lock.lock().await.unwrap();
-    let mut next = in_line(&setup.leases).await;
-    setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire).times(1));
-    let mut nested = Box::pin(lock.lock());
-    assert!(poll_once(nested.as_mut()).await.is_pending());
-    drop(lease);
-    assert!(poll_once(next.as_mut()).await.is_pending());
-    let inner = nested.await.unwrap();
-    assert_eq!(inner.hold_count(), 1);
-    settle().await;
-    assert!(poll_once(next.as_mut()).await.is_pending());
-    let wire = on_the_wire(&setup).await;
-    drop(inner);
-    drop(handed(next));
-    assert_eq!(wire, on_the_wire(&setup).await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn nested_acquire_given_up_as_the_last_lease_ends_keeps_nothing() {
-    let setup = Setup::new();
-    let mut lock = setup.leases.lock("n");
-    let lease = lock.lock().await.unwrap();
-    let wire = on_the_wire(&setup).await;
-    setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire).times(1));
-    let mut nested = Box::pin(lock.lock());
-    assert!(poll_once(nested.as_mut()).await.is_pending());
-    drop(nested);
-    expect_given_back(&setup, lease, &wire, "given up").await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn count_that_could_not_be_lowered_is_not_passed_on() {
+async fn record_that_finds_nothing_verifies_the_next_hold() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
     let next = in_line(&setup.leases).await;
-    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release).times(1));
+    setup.faults.add(Rule::new(Fault::Delay(20 * MOMENT)).on(Call::Release).times(1));
+    sleep(15 * MOMENT).await;
     inner.unlock().await.unwrap();
-    assert_eq!(setup.recorded("n").await, Some(2));
     outer.unlock().await.unwrap();
-    let lease = next.await.unwrap();
-    assert_eq!((lease.hold_count(), setup.recorded("n").await), (1, Some(1)));
+    let lease = handed(next);
+    assert!(setup.memory.delete("n"));
+    sleep(30 * MOMENT).await;
+    assert_eq!(setup.calls(Call::Renew), 1);
+    assert_eq!(lost(lease.check()), Loss::Gone);
 }
 
 #[tokio::test(start_paused = true)]
@@ -404,6 +374,7 @@ async fn nested_holder_passes_on_at_the_last_of_its_leases() {
         drop(next);
         let inner = then.lock().await.unwrap();
         assert_eq!((inner.hold_count(), inner.fence()), (2, outer.fence()));
+        counted().await;
         assert_eq!(setup.recorded("n").await, Some(2));
         inner.unlock().await.unwrap();
         outer.unlock().await.unwrap();

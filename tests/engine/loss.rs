@@ -130,7 +130,7 @@ async fn no_new_lease_while_one_of_a_lost_hold_is_alive() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nested_lock_finds_out_that_the_hold_is_gone() {
+async fn record_of_a_nested_lock_finds_out_that_the_hold_is_gone() {
     for taken in [false, true] {
         let setup = Setup::new();
         let mut lock = setup.leases.lock("n");
@@ -138,25 +138,31 @@ async fn nested_lock_finds_out_that_the_hold_is_gone() {
         assert!(setup.memory.delete("n"));
         let theirs = if taken { Some(setup.held_elsewhere("n").await) } else { None };
         let cause = if taken { Loss::Taken } else { Loss::Gone };
-        assert_eq!(lost(lock.lock().await), cause);
+        let inner = lock.lock().await.unwrap();
+        lease.check().unwrap();
+        counted().await;
         assert!(lease.cancellation_token().is_cancelled());
-        assert_eq!(lost(lease.check()), cause);
-        drop((lease, theirs));
+        assert_eq!((lost(lease.check()), lost(inner.check())), (cause, cause));
+        assert_eq!(lost(lock.lock().await), cause);
+        drop((lease, inner, theirs));
         settle().await;
         assert!(setup.memory.is_empty());
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn nested_lock_that_hangs_ends_with_its_hold() {
+async fn nested_lease_ends_with_its_hold() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.unwrap();
     setup.faults.add(Rule::new(Fault::Hang));
-    let (took, result) = timed(lock.lock()).await;
-    assert_eq!(lost(result), Loss::Expired);
-    assert_eq!(took, C);
-    assert_eq!(lease.hold_count(), 1);
+    sleep(T / 2).await;
+    let inner = lock.lock().await.unwrap();
+    assert!(inner.remaining() < T / 2, "{:?}", inner.remaining());
+    let (took, loss) = timed(inner.lost()).await;
+    assert_eq!((loss, took), (Loss::Expired, C - T / 2));
+    assert_eq!(lost(lock.lock().await), Loss::Expired);
+    assert_eq!(lease.hold_count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -237,6 +243,7 @@ async fn cancelling_a_token_affects_nobody_else() {
         lease.check().unwrap();
         assert_eq!(lease.run(async { 7 }).await.unwrap(), 7);
     }
+    counted().await;
     assert_eq!(setup.recorded("n").await, Some(2));
 }
 

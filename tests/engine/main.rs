@@ -108,6 +108,11 @@ async fn settle() {
     sleep(MOMENT).await;
 }
 
+/// Lets a hold count be recorded, which is done in the background.
+async fn counted() {
+    sleep(20 * MOMENT).await;
+}
+
 /// Polls a future just once, whatever the task has done before: a call yields when that was much.
 async fn poll_once<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Poll<F::Output> {
     unconstrained(poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx)))).await

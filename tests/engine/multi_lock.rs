@@ -211,35 +211,6 @@ async fn names_that_are_never_free_together_are_granted() {
     others.iter().for_each(tokio::task::JoinHandle::<()>::abort);
 }
 
-/// The lease around a nested call ends while the call waits for one name, and it has the other one again already.
-#[tokio::test(start_paused = true)]
-async fn nested_call_that_outlives_its_lease_is_told_of_each_loss() {
-    for late in ["a", "b"] {
-        let setup = Setup::new();
-        let mut lock = both(&setup.leases);
-        let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
-        setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Release).name(late).times(1));
-        drop(inner);
-        settle().await;
-        let (lease, ()) = tokio::join!(lock.lock(), async {
-            settle().await;
-            drop(outer);
-            settle().await;
-            setup.faults.heal();
-        });
-        let lease = lease.unwrap();
-        let tokens: Vec<_> = lease.leases().map(Lease::cancellation_token).collect();
-        let token = lease.cancellation_token();
-        lease.check().unwrap();
-        assert!(!token.is_cancelled());
-        assert!(setup.leases.force_unlock(late, "test").await.unwrap());
-        assert!(token.is_cancelled() && tokens.iter().all(|token| token.is_cancelled()), "{late}");
-        drop(lease);
-        settle().await;
-        assert_eq!(held(&setup).await, [false; 2]);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn name_held_as_another_kind_fails_the_call() {
     let setup = Setup::new();

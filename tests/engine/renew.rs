@@ -202,25 +202,25 @@ async fn lease_that_left_since_is_not_renewed_with_the_others() {
 #[tokio::test(start_paused = true)]
 async fn lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
     for _ in 0..10 {
-        let setup = Setup::new();
+        let setup = Setup::with(LeaseManager::builder().grace(T / 3));
         let mut locks = ["a", "b", "c"].map(|name| setup.leases.lock(name));
         let [a, b, c] = locks.each_mut();
-        let (_a, _b) = (a.lock().await.unwrap(), b.lock().await.unwrap());
+        let (_a, lease) = (a.lock().await.unwrap(), b.lock().await.unwrap());
         setup.faults.until_calls(Call::Renew, 1).await;
         settle().await;
         let _c = c.lock().await.unwrap();
         sleep(T / 6).await;
-        // That is as good as a renewal.
-        let inner = b.lock().await.unwrap();
-        let nested = Instant::now();
-        setup.faults.until_calls(Call::Renew, 2).await;
-        settle().await;
-        assert!(nested.elapsed() < T / 5, "the time of those that were not nested");
-        let since = C - inner.remaining();
-        assert!(since >= nested.elapsed(), "{since:?}: renewed with them");
+        lease.ensure_remaining(T / 2).await.unwrap();
+        let (alone, fresh) = (Instant::now(), lease.remaining());
+        assert_eq!(setup.calls(Call::Renew), 2, "it alone");
         setup.faults.until_calls(Call::Renew, 3).await;
         settle().await;
-        assert!(inner.remaining() > C - 2 * MOMENT);
+        assert!(alone.elapsed() < T / 5, "the time of the others");
+        let since = fresh - lease.remaining();
+        assert!(since >= alone.elapsed(), "{since:?}: renewed with them");
+        setup.faults.until_calls(Call::Renew, 4).await;
+        settle().await;
+        assert!(lease.remaining() > fresh - 2 * MOMENT);
     }
 }
 

@@ -258,38 +258,6 @@ async fn grant_from_before_a_force_unlock_is_no_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nested_lock_put_aside_renews_nothing_without_a_lease() {
-    let setup = Setup::new();
-    let mut lock = setup.leases.lock("n");
-    let outer = lock.lock().await.expect("free");
-    let aside = put_aside!(setup, Call::Acquire, lock.lock());
-    drop(outer);
-    let theirs = gets_in(&setup.other(), "n").await;
-    assert_eq!(setup.calls(Call::Renew), 0);
-    assert_eq!(lost(aside.await), Loss::Expired);
-    theirs.check().expect("held");
-    drop(theirs);
-    drop(gets_in(&setup.leases, "n").await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn nested_unlock_put_aside_keeps_the_turn_no_longer_than_ttl() {
-    let setup = Setup::new();
-    let mut lock = setup.leases.lock("n");
-    let outer = lock.lock().await.expect("free");
-    let inner = lock.lock().await.expect("nested");
-    let aside = put_aside!(setup, Call::Release, inner.unlock());
-    drop(outer);
-    let next = gets_in(&setup.leases, "n").await;
-    // Its answer is late now, and changes nothing.
-    let _ = aside.await;
-    next.check().expect("held");
-    assert_eq!(setup.recorded("n").await, Some(1));
-    next.unlock().await.expect("held");
-    drop(gets_in(&setup.other(), "n").await);
-}
-
-#[tokio::test(start_paused = true)]
 async fn unlock_put_aside_keeps_the_turn_no_longer_than_the_ttl() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
@@ -297,76 +265,6 @@ async fn unlock_put_aside_keeps_the_turn_no_longer_than_the_ttl() {
     let next = gets_in(&setup.leases, "n").await;
     let _ = aside.await;
     next.check().expect("held");
-}
-
-#[tokio::test(start_paused = true)]
-async fn nested_lock_that_is_put_aside_keeps_no_turn_after_the_loss() {
-    let setup = Setup::new();
-    let mut lock = setup.leases.lock("n");
-    let lease = lock.lock().await.expect("free");
-    let aside = put_aside!(setup, Call::Acquire, lock.lock());
-    assert!(setup.leases.force_unlock("n", "test").await.expect("an answer"));
-    drop(lease);
-    let (took, next) = timed(setup.leases.lock("n").lock()).await;
-    let next = next.expect("free");
-    assert_eq!(took, Duration::ZERO);
-    assert_eq!(lost(aside.await), Loss::Revoked);
-    next.check().expect("held");
-}
-
-#[tokio::test(start_paused = true)]
-async fn nested_unlock_put_aside_keeps_nothing_after_max_hold() {
-    let max = Duration::from_secs(5);
-    let setup = Setup::with(LeaseManager::builder().max_hold(max));
-    let mut lock = setup.leases.lock("n");
-    let outer = lock.lock().await.expect("free");
-    let inner = lock.lock().await.expect("nested");
-    let aside = put_aside!(setup, Call::Release, inner.unlock());
-    assert_eq!(outer.lost().await, Loss::MaxHold);
-    drop(outer);
-    let (took, next) = timed(setup.leases.lock("n").lock_timeout(10 * T)).await;
-    assert!(took <= 2 * T, "{took:?}");
-    let next = next.expect("no error").expect("free");
-    let _ = aside.await;
-    next.check().expect("held");
-}
-
-/// The nested call was silent long before it was dropped, so nothing waits for it once more.
-#[tokio::test(start_paused = true)]
-async fn unlock_after_a_nested_call_that_was_put_aside_succeeds() {
-    for aside in [ATTEMPT, ATTEMPT * 2, T * 4] {
-        let setup = Setup::new();
-        let mut lock = setup.leases.lock("n");
-        let outer = lock.lock().await.unwrap();
-        setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).times(1));
-        {
-            let mut nested = Box::pin(lock.lock());
-            assert!(poll_once(nested.as_mut()).await.is_pending());
-            sleep(aside).await;
-        }
-        let (took, unlocked) = timed(outer.unlock()).await;
-        unlocked.unwrap();
-        assert!(took <= (ATTEMPT * 2).saturating_sub(aside), "{took:?} after {aside:?}");
-        assert_eq!(setup.recorded("n").await, None);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn nested_lock_put_aside_keeps_those_behind_no_longer_than_ttl() {
-    for silent in [false, true] {
-        let setup = Setup::new();
-        let mut lock = setup.leases.lock("n");
-        let outer = lock.lock().await.expect("free");
-        let fault = if silent { Fault::Hang } else { Fault::Delay(5 * MOMENT) };
-        setup.faults.add(Rule::new(fault).on(Call::Acquire).times(1));
-        let mut aside = Box::pin(lock.lock());
-        assert!(poll_once(aside.as_mut()).await.is_pending());
-        drop(outer);
-        let next = gets_in(&setup.leases, "n").await;
-        drop(aside);
-        settle().await;
-        next.check().expect("held");
-    }
 }
 
 /// Polls it so many times, and puts it aside.
@@ -426,21 +324,6 @@ async fn set_that_waits_in_order_keeps_its_names_while_it_is_polled() {
     drop(b);
     let lease = timeout(T, aside).await.expect("both are free").expect("granted");
     lease.check().expect("held");
-}
-
-#[tokio::test(start_paused = true)]
-async fn nested_set_put_aside_keeps_no_name_of_the_outer_one() {
-    let setup = Setup::new();
-    let mut lock = both(&setup.leases);
-    let outer = lock.lock().await.expect("free");
-    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("a").times(1));
-    let mut aside = Box::pin(lock.lock());
-    aside_after(2, aside.as_mut()).await;
-    sleep(2 * T).await;
-    outer.check().expect("its holder has it");
-    drop(outer);
-    let (a, b) = (gets_in(&setup.other(), "a").await, gets_in(&setup.other(), "b").await);
-    drop((aside, a, b));
 }
 
 #[tokio::test(start_paused = true)]
@@ -560,23 +443,6 @@ async fn try_upgrade_put_aside_keeps_no_name_longer_than_the_ttl() {
 #[tokio::test(start_paused = true)]
 async fn downgrade_put_aside_keeps_no_name_longer_than_the_ttl() {
     change_put_aside!(write, downgrade);
-}
-
-#[tokio::test(start_paused = true)]
-async fn downgrade_put_aside_behind_an_unlock_keeps_no_name() {
-    let setup = Setup::new();
-    let mut lock = setup.leases.rw_lock("n");
-    let outer = lock.write().await.expect("free");
-    let inner = lock.write().await.expect("nested");
-    let unlock = put_aside!(setup, Call::Release, inner.unlock());
-    let mut aside = Box::pin(outer.downgrade());
-    assert!(poll_once(aside.as_mut()).await.is_pending());
-    let (took, edit) = timed(setup.other().rw_lock("n").write_timeout(10 * T)).await;
-    assert!(took <= T + 10 * MOMENT, "{took:?}");
-    let edit = edit.expect("no error").expect("free");
-    assert_eq!(lost(aside.await.map(drop)), Loss::Expired);
-    edit.check().expect("held");
-    drop((edit, unlock));
 }
 
 /// The other handle shares no hold of which nobody has a lease.

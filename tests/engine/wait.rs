@@ -453,29 +453,6 @@ async fn late_grant_counts_from_when_it_was_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn timeout_behind_a_line_is_no_outage_after_an_own_call() {
-    let setup = Setup::new();
-    let mut lock = setup.leases.lock("n");
-    let lease = lock.lock().await.unwrap();
-    let mut next = setup.leases.lock("n");
-    let mut next = Box::pin(next.lock());
-    assert!(poll_once(next.as_mut()).await.is_pending());
-    setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire).times(1));
-    let mut nested = Box::pin(lock.lock());
-    assert!(poll_once(nested.as_mut()).await.is_pending());
-    drop(nested);
-    drop(lease);
-    let limit = Duration::from_secs(1);
-    let mut wait = Box::pin(timed(lock.lock_timeout(limit)));
-    assert!(poll_once(wait.as_mut()).await.is_pending());
-    let next = tokio::join!(next, settle()).0.unwrap();
-    let (took, result) = wait.await;
-    assert_eq!(took, limit);
-    assert!(result.expect("the store has answered").is_none());
-    drop(next);
-}
-
-#[tokio::test(start_paused = true)]
 async fn waiter_is_told_of_an_outage_within_the_ttl_of_its_own_start() {
     let hung = Rule::new(Fault::Hang).on(Call::Acquire);
     let refused = Rule::new(Fault::Fail(unavailable()));

@@ -3,7 +3,7 @@
 use crate::peer::now;
 use crate::scenarios;
 use crate::world::{LONG, World, waits};
-use kit::within;
+use kit::{eventually, within};
 use leasehold::LeaseManager;
 use std::time::Duration;
 
@@ -151,11 +151,11 @@ async fn nested_holds_count_on_both_sides(world: &World) {
     let mut lock = leases.lock(name);
     let outer = lock.lock().await.expect("a lease");
     let inner = lock.lock().await.expect("a lease");
-    assert_eq!(world.held(name).1, 2);
+    eventually(LONG, || world.held(name).1 == 2).await;
     let waiter = thread.tell("lock", &[name]);
     world.awaited(name, 1).await;
     inner.unlock().await.expect("a release");
-    assert_eq!(world.held(name).1, 1);
+    eventually(LONG, || world.held(name).1 == 1).await;
     assert!(!waiter.is_done());
     let last = now();
     outer.unlock().await.expect("a release");

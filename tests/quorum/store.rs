@@ -7,10 +7,11 @@ use leasehold::store::{
 };
 use leasehold::testing::{Call, Fault, Rule};
 use leasehold::{Error, ErrorKind};
+use std::task::Poll;
 use uuid::Uuid;
 
-fn acquire(name: &Name, token: HolderId, count: u32, timeout: Duration) -> Acquire {
-    Acquire::new(target(name), token, T, timeout).with_count(count)
+fn acquire(name: &Name, token: HolderId, timeout: Duration) -> Acquire {
+    Acquire::new(target(name), token, T, timeout)
 }
 
 fn release(name: &Name, token: HolderId, count: u32) -> Release {
@@ -40,7 +41,7 @@ async fn grant_that_leaves_less_than_half_is_refused_and_given_back() {
         let quorum = Quorum::new(stores).expect("enough nodes");
         let token = HolderId::new(Uuid::new_v4(), 1);
         // Each node may take only a part of the time, so the whole is longer than any caller would wait.
-        let verdict = quorum.acquire(acquire(&name("job"), token, 1, T * 4)).await;
+        let verdict = quorum.acquire(acquire(&name("job"), token, T * 4)).await;
         if enough {
             assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
             assert_eq!(nodes.keys(), [1; 3]);
@@ -61,7 +62,7 @@ async fn grant_that_nobody_awaits_is_given_back() {
     faults.iter().for_each(|node| node.add(late(Duration::from_millis(50))));
     let quorum = Quorum::new(stores).expect("enough nodes");
     let token = HolderId::new(Uuid::new_v4(), 1);
-    drop(quorum.acquire(acquire(&name("job"), token, 1, T / 10)));
+    drop(quorum.acquire(acquire(&name("job"), token, T / 10)));
     sleep(Duration::from_millis(10)).await;
     assert!(nodes.free(), "it is on its way");
     sleep(Duration::from_millis(100)).await;
@@ -69,13 +70,17 @@ async fn grant_that_nobody_awaits_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nested_grant_that_nobody_awaits_leaves_the_outer_one() {
+async fn count_that_nobody_awaits_is_recorded() {
     let nodes = Nodes::new(3);
     let (stores, _) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
     let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
-    quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
-    drop(quorum.acquire(acquire(&name, token, 2, T / 10)));
+    quorum.acquire(acquire(&name, token, T / 10)).await.expect("free");
+    let mut record = quorum.release(release(&name, token, 2));
+    // The first poll sends it.
+    let sent = std::future::poll_fn(|cx| Poll::Ready(record.as_mut().poll(cx).is_pending())).await;
+    assert!(sent);
+    drop(record);
     settle().await;
     assert_eq!(nodes.keys(), [1; 3]);
     let looked = quorum.inspect(Inspect::new(target(&name), T / 10)).await.expect("answers");
@@ -89,13 +94,13 @@ async fn split_is_tried_again_but_not_beyond_the_time_limit() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let name = name("job");
-    stores[0].acquire(acquire(&name, HolderId::new(Uuid::new_v4(), 1), 1, T)).await.expect("free");
+    stores[0].acquire(acquire(&name, HolderId::new(Uuid::new_v4(), 1), T)).await.expect("free");
     faults[2].add(down());
     let quorum = Quorum::new(stores).expect("enough nodes");
     for millis in [3, 40, 400] {
         let (asked, timeout) = (faults[1].calls(Call::Acquire), Duration::from_millis(millis));
         let token = HolderId::new(Uuid::new_v4(), 1);
-        let (took, verdict) = timed(quorum.acquire(acquire(&name, token, 1, timeout))).await;
+        let (took, verdict) = timed(quorum.acquire(acquire(&name, token, timeout))).await;
         assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");
         assert!(took <= timeout, "{took:?} of {timeout:?}");
         let rounds = faults[1].calls(Call::Acquire) - asked;
@@ -106,24 +111,24 @@ async fn split_is_tried_again_but_not_beyond_the_time_limit() {
 
 /// The second attempt of an acquire goes by another token at the nodes, and so does all that follows.
 #[tokio::test(start_paused = true)]
-async fn grant_of_a_second_attempt_is_nested_renewed_and_released() {
+async fn grant_of_a_second_attempt_is_counted_renewed_and_released() {
     let nodes = Nodes::new(3);
     let (stores, _) = nodes.handles();
     let (name, rival, token) =
         (name("job"), HolderId::new(Uuid::new_v4(), 1), HolderId::new(Uuid::new_v4(), 1));
     for store in &stores[..2] {
-        store.acquire(acquire(&name, rival, 1, T)).await.expect("free");
+        store.acquire(acquire(&name, rival, T)).await.expect("free");
     }
     let quorum = Quorum::new(stores.clone()).expect("enough nodes");
-    let verdict = quorum.acquire(acquire(&name, token, 1, MOMENT * 5)).await;
+    let verdict = quorum.acquire(acquire(&name, token, MOMENT * 5)).await;
     assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");
     for store in &stores[..2] {
         store.release(release(&name, rival, 0)).await.expect("there");
     }
-    for count in [1, 2] {
-        let verdict = quorum.acquire(acquire(&name, token, count, T / 10)).await;
-        assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{count}: {verdict:?}");
-    }
+    let verdict = quorum.acquire(acquire(&name, token, T / 10)).await;
+    assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
+    let recorded = quorum.release(release(&name, token, 2)).await;
+    assert!(matches!(recorded, Ok(Released::Done { .. })), "{recorded:?}");
     let items = vec![Renewal::new(target(&name), token)];
     let renewed = quorum.renew(RenewBatch::new(items, T, T / 10)).await.expect("verdicts");
     assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
@@ -143,12 +148,12 @@ async fn release_that_a_node_missed_is_sent_again_soon() {
         let quorum = Quorum::new(stores).expect("enough nodes");
         faults[2].add(Rule::new(Fault::Fail(unavailable())).on(Call::Release));
         if granted {
-            quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
+            quorum.acquire(acquire(&name, token, T / 10)).await.expect("free");
             let release = release(&name, token, 0);
             quorum.release(release).await.expect("a majority released");
         } else {
             faults[..2].iter().for_each(|node| node.add(down()));
-            quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect_err("no majority");
+            quorum.acquire(acquire(&name, token, T / 10)).await.expect_err("no majority");
         }
         sleep(T / 4).await;
         assert_eq!(nodes.keys(), [0, 0, 1], "granted: {granted}");
@@ -171,7 +176,7 @@ async fn node_counts_when_it_was_up_a_ttl_before_the_first_request() {
         sleep(age).await;
         faults[1].add(Rule::new(Fault::Delay(late)).on(Call::Age));
         let token = HolderId::new(Uuid::new_v4(), 1);
-        let verdict = quorum.acquire(acquire(&name("job"), token, 1, T / 10)).await;
+        let verdict = quorum.acquire(acquire(&name("job"), token, T / 10)).await;
         assert_eq!(verdict.is_ok(), counts, "{age:?}: {verdict:?}");
     }
 }
@@ -185,7 +190,7 @@ async fn many_grants_share_one_question_for_the_age_of_a_node() {
     let manager = Uuid::new_v4();
     let grants = (1..=50).map(|number| {
         let name = name(&format!("job:{number}"));
-        quorum.acquire(acquire(&name, HolderId::new(manager, number), 1, T / 10))
+        quorum.acquire(acquire(&name, HolderId::new(manager, number), T / 10))
     });
     for grant in grants.collect::<Vec<_>>() {
         grant.await.expect("free");
@@ -211,17 +216,13 @@ async fn node_has_half_of_the_time_for_its_answer() {
         let heal = || faults.iter().for_each(leasehold::testing::Faults::heal);
 
         slow(Call::Acquire);
-        let verdict = quorum.acquire(acquire(&name, token, 1, timeout)).await;
+        let verdict = quorum.acquire(acquire(&name, token, timeout)).await;
         assert_eq!(verdict.is_ok(), counts, "{millis}: {verdict:?}");
         heal();
         sleep(timeout).await;
-        quorum.acquire(acquire(&name, token, 1, timeout)).await.expect("free, or ours");
-        slow(Call::Acquire);
-        let verdict = quorum.acquire(acquire(&name, token, 2, timeout)).await;
-        assert_eq!(verdict.is_ok(), counts, "nested, {millis}: {verdict:?}");
-        heal();
+        quorum.acquire(acquire(&name, token, timeout)).await.expect("free, or ours");
         slow(Call::Release);
-        for count in [1, 0] {
+        for count in [2, 1, 0] {
             let release = Release::new(target(&name), token, count, timeout);
             let verdict = quorum.release(release).await;
             assert_eq!(verdict.is_ok(), counts, "to {count}, {millis}: {verdict:?}");
@@ -229,19 +230,16 @@ async fn node_has_half_of_the_time_for_its_answer() {
     }
 }
 
-/// A nested grant needs a majority, not all.
+/// A majority is enough.
 #[tokio::test(start_paused = true)]
-async fn silent_node_does_not_slow_down_what_is_nested_or_released() {
+async fn silent_node_does_not_slow_down_what_is_counted_or_released() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
     let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
-    quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
+    quorum.acquire(acquire(&name, token, T / 10)).await.expect("free");
     faults[1].add(Rule::new(Fault::Hang));
-    let (took, verdict) = timed(quorum.acquire(acquire(&name, token, 2, T / 10))).await;
-    assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
-    assert_eq!(took, Duration::ZERO);
-    for count in [1, 0] {
+    for count in [2, 1, 0] {
         let release = release(&name, token, count);
         let (took, verdict) = timed(quorum.release(release)).await;
         assert!(matches!(verdict, Ok(Released::Done { .. })), "{verdict:?}");
@@ -256,13 +254,13 @@ async fn loss_is_told_without_the_silent_node() {
     let (stores, faults) = nodes.handles();
     let (name, rival) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
     for store in &stores[..2] {
-        store.acquire(acquire(&name, rival, 1, T)).await.expect("free");
+        store.acquire(acquire(&name, rival, T)).await.expect("free");
     }
     let quorum = Quorum::new(stores).expect("enough nodes");
     faults[2].add(Rule::new(Fault::Hang));
     let token = HolderId::new(Uuid::new_v4(), 1);
-    let (took, verdict) = timed(quorum.acquire(acquire(&name, token, 2, T / 10))).await;
-    assert!(matches!(verdict, Ok(Acquired::NotYours(Absence::Taken))), "{verdict:?}");
+    let (took, verdict) = timed(quorum.release(release(&name, token, 2))).await;
+    assert!(matches!(verdict, Ok(Released::NotYours(Absence::Taken))), "{verdict:?}");
     assert_eq!(took, Duration::ZERO);
 }
 
@@ -273,7 +271,7 @@ async fn release_needs_the_word_of_a_majority() {
         let (stores, faults) = nodes.handles();
         let quorum = Quorum::new(stores).expect("enough nodes");
         let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
-        quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
+        quorum.acquire(acquire(&name, token, T / 10)).await.expect("free");
         let rule = || Rule::new(Fault::Fail(unavailable())).on(Call::Release);
         faults[..down].iter().for_each(|node| node.add(rule()));
         let release = release(&name, token, 0);
@@ -292,7 +290,7 @@ async fn release_is_done_where_a_majority_had_it() {
     let (stores, _) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
     let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
-    quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
+    quorum.acquire(acquire(&name, token, T / 10)).await.expect("free");
     nodes.0[0].force_release(ForceRelease::new(target(&name), T / 10)).await.expect("memory");
     let verdict = quorum.release(release(&name, token, 0)).await;
     assert!(matches!(verdict, Ok(Released::Done { .. })), "{verdict:?}");
@@ -307,7 +305,7 @@ async fn key_whose_grant_got_lost_stays_while_the_hold_lives() {
         let quorum = Quorum::new(stores).expect("enough nodes");
         let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
         faults[2].add(Rule::new(fault.clone()).on(Call::Acquire));
-        quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("two of three");
+        quorum.acquire(acquire(&name, token, T / 10)).await.expect("two of three");
         sleep(T / 10).await;
         faults[2].heal();
         sleep(T / 4).await;
@@ -326,7 +324,7 @@ async fn nothing_is_released_when_it_has_expired() {
     let quorum = Quorum::new(stores).expect("enough nodes");
     faults.iter().for_each(|node| node.add(Rule::new(Fault::LoseReply)));
     let token = HolderId::new(Uuid::new_v4(), 1);
-    quorum.acquire(acquire(&name("job"), token, 1, T / 10)).await.expect_err("no answers");
+    quorum.acquire(acquire(&name("job"), token, T / 10)).await.expect_err("no answers");
     sleep(T * 2).await;
     let asked = || -> usize { faults.iter().map(|node| node.calls(Call::Release)).sum() };
     let before = asked();
@@ -355,12 +353,12 @@ async fn own_key_that_cannot_be_released_is_no_holder() {
     lost(Fault::Fail(unavailable()), Call::Release);
     let manager = Uuid::new_v4();
     quorum
-        .acquire(acquire(&name("job"), HolderId::new(manager, 1), 1, T / 10))
+        .acquire(acquire(&name("job"), HolderId::new(manager, 1), T / 10))
         .await
         .expect_err("one");
     faults[1..].iter().for_each(leasehold::testing::Faults::heal);
     lost(Fault::Fail(unavailable()), Call::Release);
-    let verdict = quorum.acquire(acquire(&name("job"), HolderId::new(manager, 2), 1, T / 10)).await;
+    let verdict = quorum.acquire(acquire(&name("job"), HolderId::new(manager, 2), T / 10)).await;
     let error = verdict.expect_err("neither granted nor held");
     assert!(error.to_string().contains("an earlier key of our own"), "{error}");
 }

@@ -139,8 +139,9 @@ async fn lease_follows_its_slot() {
     cluster.begin_move(slot, 0, 1);
     cluster.end_move(slot, 0, 1);
     let inner = handle.lock().await.expect("entered again");
+    eventually(LONG, || cluster.nodes[1].command(&["HVALS", &name]).list()[0].int() == 2).await;
     inner.unlock().await.expect("left");
-    // It was sent on, and went: it did not knock at the old door until somebody told the news.
+    // The count was sent on, and went: it did not knock at the old door until somebody told the news.
     let errors = cluster.nodes[0].command(&["INFO", "errorstats"]).text();
     let moved = errors.lines().find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
     let moved: u32 = moved.expect("sent on").trim().parse().expect("a number");

@@ -388,6 +388,8 @@ async fn minimal_rights_are_enough_for_everything() {
         let inner = lock.lock().await.expect("a nested lease");
         assert!(outer.fence().is_some());
         assert!(rivals.lock(name).try_lock().await.expect("an answer").is_none());
+        let key = format!("app:{name}");
+        eventually(LONG, || connection.command(&["HVALS", &key]).list()[0].int() == 2).await;
         let holding = rivals.inspect(name).await.expect("an answer").expect("a holder");
         assert_eq!(holding.hold_count, 2);
         inner.unlock().await.expect("a release");

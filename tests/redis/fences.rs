@@ -173,11 +173,6 @@ async fn reader_that_is_granted_again_keeps_its_token() {
     let (one, two) = (acquire(1).await, acquire(2).await);
     assert!(two > one);
     assert_eq!((acquire(1).await, acquire(2).await), (one, two));
-    // A nested read asks for no token.
-    let target = Target::new(name.clone(), Mode::Read);
-    let nested = Acquire::new(target, HolderId::new(manager, 1), TTL, LONG).with_count(2);
-    store.acquire(nested).await.expect("an answer");
-    assert_eq!(acquire(1).await, one);
     // An older client keeps no token there, and neither does a renewal that makes the key again.
     let key = format!("{{page}}:{manager}:1:rwlock_timeout:1");
     server.command(&["SET", &key, "1", "PX", "60000"]);

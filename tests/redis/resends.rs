@@ -262,6 +262,15 @@ async fn connect(proxy: &Proxy, ttl: Duration) -> LeaseManager {
     LeaseManager::builder().ttl(ttl).connect(&proxy.url()).await.expect("a manager")
 }
 
+/// Waits until the store has recorded that one lease is left.
+async fn counted(leases: &LeaseManager, name: &str) {
+    let one =
+        async || leases.inspect(name).await.expect("an answer").expect("held").hold_count == 1;
+    while !one().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// A lock and a fair lock in all that can become of them.
 async fn lock_and_unlock(leases: LeaseManager, fair: bool) {
     let (mut plain, mut in_line) = (leases.lock("lock"), leases.fair_lock("fair"));
@@ -271,6 +280,7 @@ async fn lock_and_unlock(leases: LeaseManager, fair: bool) {
     let inner = again.expect("a nested lease");
     renewed(&outer).await;
     inner.unlock().await.expect("a lower count");
+    counted(&leases, if fair { "fair" } else { "lock" }).await;
     outer.unlock().await.expect("a release");
 }
 
@@ -292,6 +302,7 @@ async fn write_and_nest(leases: LeaseManager) {
     let inner = lock.write().await.expect("a nested lease");
     renewed(&edit).await;
     inner.unlock().await.expect("a lower count");
+    counted(&leases, "write").await;
     edit.unlock().await.expect("a release");
 }
 

@@ -141,34 +141,6 @@ fn request_does_not_wait_for_a_runtime_that_stands_still() {
     });
 }
 
-/// The last lease of a hold cannot be released while a future that is not polled releases a nested one.
-#[test]
-fn release_waits_for_another_for_two_attempts_at_most() {
-    let server = Server::start();
-    let runtime = runtime();
-    runtime.block_on(async {
-        let leases = LeaseManager::builder().ttl(T).connect(&server.url()).await.expect("up");
-        work(&leases).await;
-        let mut lock = leases.lock("job");
-        let outer = lock.lock().await.expect("free");
-        let inner = lock.lock().await.expect("nested");
-        let mut asleep = Box::pin(inner.unlock());
-        let once = poll_fn(|context| Poll::Ready(asleep.as_mut().poll(context).is_pending()));
-        assert!(once.await, "it waits for the server");
-
-        let start = Instant::now();
-        let released = tokio::time::timeout(LONG, outer.unlock()).await.expect("it ends");
-        assert_eq!(released.expect_err("not in time").kind(), ErrorKind::Unavailable);
-        let took = start.elapsed();
-        assert!((2 * ATTEMPT..2 * ATTEMPT + SLACK).contains(&took), "{took:?}");
-
-        drop(asleep);
-        let mut next = leases.lock("job");
-        let free = tokio::time::timeout(LONG, next.lock()).await.expect("the engine goes on");
-        free.expect("free").unlock().await.expect("held");
-    });
-}
-
 /// Until a runtime has its connection, the one at home serves; it is tried for again and again, not in a rush.
 #[test]
 fn runtime_without_a_connection_of_its_own_locks_all_the_same() {

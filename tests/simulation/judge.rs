@@ -164,8 +164,6 @@ pub struct Wait {
 #[derive(Default)]
 struct Known {
     confirmed: Option<Instant>,
-    /// When a nested call was last heard to be confirmed.
-    nested: Option<Instant>,
     /// When the server last granted it.
     created: u64,
     /// When a verdict said that it is gone.
@@ -616,24 +614,21 @@ impl Judge {
 
     // What is sent, done by the server, and heard.
 
-    pub fn acquire_sent(&mut self, now: u64, hold: HoldId, count: u32, task: Option<u64>) {
-        if count == 1 {
-            if let Some(task) = task {
-                let asks = self.waits.iter_mut().filter(|wait| wait.task == task);
-                asks.for_each(|wait| wait.turn_taken = false);
-                let before = self.seeking.insert(task, hold);
-                if let Some(before) = before.filter(|before| *before != hold) {
-                    // It was granted too late, or its future was not polled for a while.
-                    self.known(before).sought = now;
-                }
-            }
-            return;
+    pub fn acquire_sent(&mut self, now: u64, hold: HoldId, task: Option<u64>) {
+        let Some(task) = task else { return };
+        let asks = self.waits.iter_mut().filter(|wait| wait.task == task);
+        asks.for_each(|wait| wait.turn_taken = false);
+        let before = self.seeking.insert(task, hold);
+        if let Some(before) = before.filter(|before| *before != hold) {
+            // It was granted too late, or its future was not polled for a while.
+            self.known(before).sought = now;
         }
-        let mine = |each: &&Belief| each.hold == hold && Some(each.task) == task;
-        let here = self.beliefs.iter().find(mine).map(Belief::count);
-        if here.is_some_and(|here| here + 1 != count) {
-            self.fail(now, format_args!("{hold:?} asks for count {count} with {here:?} leases"));
-        }
+    }
+
+    /// Who believes in a hold, in whichever mode.
+    pub fn believer(&self, hold: HoldId) -> Option<(u64, Mode)> {
+        let believer = self.beliefs.iter().find(|each| each.hold == hold && each.lives());
+        believer.map(|each| (each.id, each.mode))
     }
 
     pub fn release_sent(&mut self, now: u64, hold: HoldId, count: u32) {
@@ -695,19 +690,13 @@ impl Judge {
         }
     }
 
-    /// The client heard that a nested call was confirmed.
-    pub fn nested(&mut self, moment: Moment, hold: HoldId) {
-        self.known(hold).nested = Some(moment.at);
-    }
-
-    /// A renewal failed that was sent at `sent`. If a nested call was confirmed meanwhile, the holder has that.
+    /// A renewal failed that was sent at `sent`.
     pub fn failed(&mut self, hold: HoldId, sent: Instant) {
         let known = self.known(hold);
         if known.changed.is_some_and(|changed| sent < changed) {
             return;
         }
-        let since = known.confirmed.max(known.nested);
-        known.at_risk |= since.is_none_or(|since| since < sent);
+        known.at_risk |= known.confirmed.is_none_or(|since| since < sent);
     }
 
     pub fn told_lost(&mut self, now: u64, hold: HoldId) {

@@ -173,18 +173,16 @@ impl Server {
                 let fence = self.fence(name, request, clock);
                 let entry = self.own(name, request.holder, mode, now).expect("it was just there");
                 (entry.mode, entry.fence) = (mode, fence);
-                (entry.count, entry.expires) = (request.count, expires);
+                (entry.count, entry.expires) = (1, expires);
                 (Acquired::granted(sent, fence), Deed::Changed)
             }
             Ok(own) if (own.mode, mode) == (Mode::Read, Mode::Write) => held(own.expires),
             Ok(own) => {
                 let entry = self.own(name, request.holder, mode, now).expect("it was just there");
-                (entry.count, entry.expires) = (request.count, expires);
+                entry.expires = expires;
                 (Acquired::granted(sent, own.fence), Deed::Again)
             }
-            Err(absence) if request.count > 1 || request.converts => {
-                (Acquired::NotYours(absence), Deed::Nothing)
-            }
+            Err(absence) if request.converts => (Acquired::NotYours(absence), Deed::Nothing),
             Err(_) => {
                 if let Some(until) = self.refuses(name, mode, request.place, (hold, now)) {
                     if let (Some(place), Some(side)) = (request.place, side(mode)) {
@@ -201,7 +199,7 @@ impl Server {
                     Mode::Permits { .. } => None,
                     _ => self.fence(name, request, clock),
                 };
-                let (token, count) = (request.holder, request.count);
+                let (token, count) = (request.holder, 1);
                 let (told, closed) = (None, None);
                 let entry =
                     Entry { token, hold, mode, count, fence, told, closed, expires, granted: now };

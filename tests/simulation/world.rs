@@ -545,7 +545,7 @@ impl Store for Client {
         let hold = self.hold(request.holder);
         let sent = self.world.clock.now();
         let task = TASK.try_with(|task| *task).ok();
-        let (limit, count, name) = (request.timeout, request.count, request.target.name.clone());
+        let (limit, name) = (request.timeout, request.target.name.clone());
         let asked = name.clone();
         let (mode, converts) = (request.target.mode, request.converts);
         let downgrades = converts && mode == Mode::Read;
@@ -554,19 +554,16 @@ impl Store for Client {
             if downgrades {
                 inner.judge.downgrade_sent(hold);
             } else if !converts {
-                inner.judge.acquire_sent(now, hold, count, task);
+                inner.judge.acquire_sent(now, hold, task);
             }
             if request.ttl != ms(self.world.plan.ttl) {
                 inner.judge.fail(now, format_args!("a TTL of {:?} is asked for", request.ttl));
             }
         }
         let what = match mode {
-            Mode::Exclusive => self.words(format_args!("acquire {name} {hold:?} x{count}")),
-            mode => {
-                self.words(format_args!("acquire {name} {hold:?} x{count} {mode:?} {converts}"))
-            }
+            Mode::Exclusive => self.words(format_args!("acquire {name} {hold:?}")),
+            mode => self.words(format_args!("acquire {name} {hold:?} {mode:?} {converts}")),
         };
-        let sort = if count == 1 { Sort::Grant } else { Sort::Change };
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let (verdict, deed) = inner.server.acquire(now, sent, &request, hold);
             match deed {
@@ -587,14 +584,12 @@ impl Store for Client {
                         inner.judge.saw(Sometimes::CrashTakeOver);
                     }
                 }
-                Deed::Again if count == 1 => inner.judge.saw(Sometimes::ReGrant),
-                Deed::Again => {}
-                Deed::Nothing if count == 1 => inner.judge.saw(Sometimes::ContendedWait),
-                Deed::Nothing => {}
+                Deed::Again => inner.judge.saw(Sometimes::ReGrant),
+                Deed::Nothing => inner.judge.saw(Sometimes::ContendedWait),
             }
             verdict
         };
-        self.call(what, Some(&asked), sort, limit, run, move |inner, world, result| {
+        self.call(what, Some(&asked), Sort::Grant, limit, run, move |inner, world, result| {
             if downgrades {
                 inner.judge.downgrade_answered(hold);
             }
@@ -602,9 +597,6 @@ impl Store for Client {
                 Ok(Acquired::Granted { sent, .. }) => {
                     inner.judge.hears(world.now(), hold.0, &name);
                     inner.judge.confirmed(&world.plan, world.moment(), hold, *sent);
-                    if count > 1 {
-                        inner.judge.nested(world.moment(), hold);
-                    }
                 }
                 Ok(Acquired::NotYours(_)) => inner.judge.told_lost(world.now(), hold),
                 Ok(_) => inner.judge.hears(world.now(), hold.0, &name),
@@ -634,10 +626,11 @@ impl Store for Client {
     fn release(&self, request: Release) -> StoreFuture<Released> {
         let hold = self.hold(request.holder);
         let (limit, count) = (request.timeout, request.count);
-        {
+        let believer = {
             let (mut inner, now) = (self.world.lock(), self.world.now());
             inner.judge.release_sent(now, hold, count);
-        }
+            inner.judge.believer(hold)
+        };
         let what = self.words(format_args!("release {} {hold:?} x{count}", request.target.name));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let (absence, freed) = inner.server.release(now, &request);
@@ -655,7 +648,12 @@ impl Store for Client {
             }
         };
         self.call(what, None, Sort::Change, limit, run, move |inner, world, result| match result {
-            Ok(Released::NotYours(_)) if count > 0 => inner.judge.told_lost(world.now(), hold),
+            // Of another holder in its chain, or another mode, the next renewal decides.
+            Ok(Released::NotYours(absence))
+                if count > 0 && believer.is_some() && believer == inner.judge.believer(hold) =>
+            {
+                inner.judge.told_absent(world.now(), hold, *absence);
+            }
             Err(error) if error.kind() == ErrorKind::WrongType => {
                 inner.judge.wound(world.now(), hold);
             }

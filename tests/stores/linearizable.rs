@@ -19,7 +19,6 @@ const ROUNDS: usize = 12;
 enum Op {
     /// The first fencing token, or `Err` if somebody else holds.
     Acquire(u64, Option<Result<u64, ()>>),
-    Nest(u64, u32, Option<Option<Absence>>),
     Renew(u64, Option<Option<Absence>>),
     Release(u64, u32, Option<Option<Absence>>),
     Force(Option<bool>),
@@ -63,10 +62,6 @@ impl State {
     fn run(&mut self, call: i64, op: &Op) -> bool {
         match op {
             Op::Acquire(who, told) => self.acquire(call, *who, *told),
-            Op::Nest(who, count, told) => {
-                let result = self.own(*who).map(|hold| (hold.count, hold.set_by) = (*count, call));
-                told.is_none_or(|told| told == result.err())
-            }
             Op::Renew(who, told) => {
                 let result = self.own(*who).map(|hold| hold.set_by = call);
                 told.is_none_or(|told| told == result.err())
@@ -94,7 +89,7 @@ impl State {
         let fence = match self.own(who) {
             Err(Absence::Taken) => return told.is_none_or(|told| told.is_err()),
             Ok(hold) => {
-                (hold.count, hold.set_by) = (1, call);
+                hold.set_by = call;
                 hold.fence
             }
             Err(_) => {
@@ -136,9 +131,9 @@ impl Model for Locks {
 impl history::Op for Op {
     fn keeps(&self) -> Option<u64> {
         match *self {
-            Self::Acquire(who, None | Some(Ok(_)))
-            | Self::Nest(who, _, None | Some(None))
-            | Self::Renew(who, None | Some(None)) => Some(who),
+            Self::Acquire(who, None | Some(Ok(_))) | Self::Renew(who, None | Some(None)) => {
+                Some(who)
+            }
             _ => None,
         }
     }
@@ -177,29 +172,18 @@ impl Trial<Op> {
     /// The same operation with what was told.
     async fn ask(&self, op: Op) -> leasehold::Result<Op> {
         let target = Target::exclusive(self.name.clone());
-        let acquire = |who, count, fencing| {
-            Acquire::new(target.clone(), self.holder(who), TTL, TIMEOUT)
-                .with_count(count)
-                .with_fencing(fencing)
-        };
         Ok(match op {
             Op::Acquire(who, _) => {
                 let retention = Some(Duration::from_secs(60));
                 let fencing = Fencing::new(BLOCK as u32, retention);
-                let told = match self.store.acquire(acquire(who, 1, Some(fencing))).await? {
+                let request = Acquire::new(target, self.holder(who), TTL, TIMEOUT)
+                    .with_fencing(Some(fencing));
+                let told = match self.store.acquire(request).await? {
                     Acquired::Granted { fence, .. } => Ok(fence.expect("a fencing token")),
                     Acquired::Held { .. } => Err(()),
                     other => panic!("an outermost acquire: {other:?}"),
                 };
                 Op::Acquire(who, Some(told))
-            }
-            Op::Nest(who, count, _) => {
-                let told = match self.store.acquire(acquire(who, count, None)).await? {
-                    Acquired::Granted { .. } => None,
-                    Acquired::NotYours(absence) => Some(absence),
-                    other => panic!("a nested acquire is not told {other:?}"),
-                };
-                Op::Nest(who, count, Some(told))
             }
             Op::Renew(who, _) => {
                 let items = vec![Renewal::new(target, self.holder(who))];
@@ -240,7 +224,7 @@ impl Trial<Op> {
             let op = match (dice.below(12), holds) {
                 (0, _) => Op::Read(None),
                 (1, _) if dice.below(4) == 0 => Op::Force(None),
-                (2..5, true) => Op::Nest(who, 2 + dice.below(2) as u32, None),
+                (2..5, true) => Op::Release(who, 2 + dice.below(2) as u32, None),
                 (5..8, true) => Op::Renew(who, None),
                 (8, true) => Op::Release(who, 1, None),
                 (9.., true) => Op::Release(who, 0, None),
@@ -278,26 +262,20 @@ fn assert_varied(histories: &[Vec<Record<Op>>]) {
     let count = |is: fn(&Op) -> bool| all().filter(|record| is(&record.op)).count();
     let granted = count(|op| matches!(op, Op::Acquire(_, Some(Ok(_)))));
     let held = count(|op| matches!(op, Op::Acquire(_, Some(Err(())))));
-    let nested = count(|op| matches!(op, Op::Nest(_, _, Some(None))));
+    let counted = count(|op| matches!(op, Op::Release(_, 1.., Some(None))));
     let renewed = count(|op| matches!(op, Op::Renew(_, Some(None))));
-    let absent = count(|op| {
-        matches!(
-            op,
-            Op::Renew(_, Some(Some(_)))
-                | Op::Nest(_, _, Some(Some(_)))
-                | Op::Release(_, _, Some(Some(_)))
-        )
-    });
+    let absent =
+        count(|op| matches!(op, Op::Renew(_, Some(Some(_))) | Op::Release(_, _, Some(Some(_)))));
     let released = count(|op| matches!(op, Op::Release(_, 0, Some(None))));
     let forced = count(|op| matches!(op, Op::Force(Some(true))));
     let unknown = all().filter(|record| record.returned.is_none()).count();
     println!(
-        "{} histories of {} operations: {granted} granted, {held} held, {nested} nested, {renewed} \
+        "{} histories of {} operations: {granted} granted, {held} held, {counted} counted, {renewed} \
          renewed, {absent} found absent, {released} released, {forced} forced, {unknown} unknown",
         histories.len(),
         all().count()
     );
-    for number in [granted, held, nested, renewed, absent, released, forced] {
+    for number in [granted, held, counted, renewed, absent, released, forced] {
         assert!(number > 0);
     }
 }
@@ -380,12 +358,12 @@ fn renewal_that_revives_and_a_count_not_set_are_refused() {
     assert!(is_linearizable(&one_by_one(&renewed(Some(Absence::Gone)))));
     assert!(!is_linearizable(&one_by_one(&renewed(None))));
 
-    let nested = |count| {
-        let nest = Op::Nest(1, 2, Some(None));
-        [Op::Acquire(1, Some(Ok(10))), nest, Op::Read(Some((1, count)))]
+    let counted = |count| {
+        let record = Op::Release(1, 2, Some(None));
+        [Op::Acquire(1, Some(Ok(10))), record, Op::Read(Some((1, count)))]
     };
-    assert!(is_linearizable(&one_by_one(&nested(2))));
-    assert!(!is_linearizable(&one_by_one(&nested(3))));
+    assert!(is_linearizable(&one_by_one(&counted(2))));
+    assert!(!is_linearizable(&one_by_one(&counted(3))));
 }
 
 #[test]

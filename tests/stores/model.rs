@@ -23,11 +23,7 @@ enum Op {
         who: u64,
         name: usize,
     },
-    Nest {
-        who: u64,
-        name: usize,
-        count: u32,
-    },
+    /// Also records a count.
     Release {
         who: u64,
         name: usize,
@@ -64,9 +60,7 @@ fn ops() -> impl Strategy<Value = Vec<(Op, bool)>> {
     let both = (who, name.clone());
     let op = prop_oneof![
         6 => both.clone().prop_map(|(who, name)| Op::Acquire { who, name }),
-        5 => (both.clone(), 2..5_u32)
-            .prop_map(|((who, name), count)| Op::Nest { who, name, count }),
-        6 => (both.clone(), 0..4_u32)
+        11 => (both.clone(), prop_oneof![3 => Just(0), 5 => 1..5_u32])
             .prop_map(|((who, name), count)| Op::Release { who, name, count }),
         3 => prop::collection::vec(both, 1..6).prop_map(|whom| Op::Renew { whom }),
         1 => name.clone().prop_map(|name| Op::Force { name }),
@@ -103,10 +97,7 @@ impl Model {
     fn run(&mut self, op: &Op) -> Verdict {
         match *op {
             Op::Acquire { who, name } => match self.own(who, name) {
-                Ok(hold) => {
-                    hold.count = 1;
-                    Verdict::Granted(hold.grant)
-                }
+                Ok(hold) => Verdict::Granted(hold.grant),
                 Err(Absence::Taken) => Verdict::Held,
                 Err(_) => {
                     self.grants += 1;
@@ -114,13 +105,6 @@ impl Model {
                     self.holds.insert(name, Hold { who, count: 1, grant });
                     Verdict::Granted(grant)
                 }
-            },
-            Op::Nest { who, name, count } => match self.own(who, name) {
-                Ok(hold) => {
-                    hold.count = count;
-                    Verdict::Done
-                }
-                Err(absence) => Verdict::Absent(absence),
             },
             Op::Release { who, name, count } => match self.own(who, name) {
                 Ok(hold) if count > 0 => {
@@ -324,11 +308,10 @@ impl<'a> Trial<'a> {
         HolderId::new(self.manager, who)
     }
 
-    fn acquire(&self, who: u64, name: usize, count: u32) -> leasehold::Result<Acquired> {
-        let fencing = (count == 1).then(|| Fencing::new(BLOCK as u32, Some(TTL * 2)));
+    fn acquire(&self, who: u64, name: usize) -> leasehold::Result<Acquired> {
+        let fencing = Fencing::new(BLOCK as u32, Some(TTL * 2));
         let request = Acquire::new(self.target(name), self.token(who), TTL, TIMEOUT)
-            .with_count(count)
-            .with_fencing(fencing);
+            .with_fencing(Some(fencing));
         self.subject.runtime().block_on(async { self.subject.store().acquire(request).await })
     }
 
@@ -341,18 +324,12 @@ impl<'a> Trial<'a> {
         let store = self.subject.store();
         let runtime = self.subject.runtime();
         Ok(match op {
-            Op::Acquire { who, name } => match self.acquire(*who, *name, 1)? {
+            Op::Acquire { who, name } => match self.acquire(*who, *name)? {
                 Acquired::Granted { fence, .. } => Verdict::Granted(fence.expect("a fence")),
                 Acquired::Held { remaining, .. } => {
                     assert!(remaining.is_some_and(|left| left <= TTL), "{remaining:?}");
                     Verdict::Held
                 }
-                Acquired::NotYours(absence) => Verdict::Absent(absence),
-                other => panic!("{other:?}"),
-            },
-            Op::Nest { who, name, count } => match self.acquire(*who, *name, *count)? {
-                Acquired::Granted { .. } => Verdict::Done,
-                Acquired::Held { .. } => Verdict::Held,
                 Acquired::NotYours(absence) => Verdict::Absent(absence),
                 other => panic!("{other:?}"),
             },

@@ -35,11 +35,6 @@ enum Op {
         side: Side,
         waited: Option<u64>,
     },
-    Nest {
-        who: u64,
-        side: Side,
-        count: u32,
-    },
     Convert {
         who: u64,
         side: Side,
@@ -83,10 +78,8 @@ fn ops() -> impl Strategy<Value = Vec<(Op, bool)>> {
             let odd = u64::from(side == Side::Write);
             Op::Acquire { who, side, waited: waited.map(|k| 20 * k + 10 * odd) }
         }),
-        2 => (who.clone(), rw.clone(), 2..5_u32)
-            .prop_map(|(who, side, count)| Op::Nest { who, side, count }),
         5 => (who, rw).prop_map(|(who, side)| Op::Convert { who, side }),
-        6 => (both.clone(), prop::bool::weighted(0.8), 1..3_u32).prop_map(
+        8 => (both.clone(), prop::bool::weighted(0.6), 1..5_u32).prop_map(
             |((who, side), all, left)| {
                 let all = all || side == Side::Permits;
                 Op::Release { who, side, count: if all { 0 } else { left } }
@@ -138,14 +131,6 @@ impl Model {
     fn run(&mut self, op: &Op) -> Verdict {
         match *op {
             Op::Acquire { who, side, waited } => self.acquire(who, side, waited),
-            Op::Nest { who, side, count } => match self.own(who, side) {
-                Ok(hold) if (hold.side, side) == (Side::Read, Side::Write) => Verdict::Held,
-                Ok(hold) => {
-                    hold.count = (hold.side == side).then_some(count);
-                    Verdict::Granted(hold.grant)
-                }
-                Err(absence) => Verdict::Absent(absence),
-            },
             Op::Convert { who, side } => self.convert(who, side),
             Op::Release { who, side, count } => match self.own(who, side) {
                 Ok(hold) if (hold.side, side) == (Side::Read, Side::Write) => {
@@ -194,7 +179,7 @@ impl Model {
             if (hold.side, side) == (Side::Read, Side::Write) {
                 return Verdict::Held;
             }
-            hold.count = (hold.side == side).then_some(1);
+            hold.count = hold.count.filter(|_| hold.side == side);
             return Verdict::Granted(if hold.side == side { hold.grant } else { ANY });
         }
         let (own, other) = (usize::from(side == Side::Write), usize::from(side != Side::Write));
@@ -239,7 +224,10 @@ impl Model {
         if (hold.side, side) == (Side::Read, Side::Write) && (!alone || writer_waits) {
             return Verdict::Held;
         }
-        let grant = if hold.side == side { hold.grant } else { self.grant() };
+        if hold.side == side {
+            return Verdict::Granted(hold.grant);
+        }
+        let grant = self.grant();
         self.holds[0].insert(who, Hold { side, count: Some(1), grant });
         Verdict::Granted(grant)
     }
@@ -289,10 +277,9 @@ impl<'a> Trial<'a> {
             .with_fencing(Some(fencing));
         let runtime = self.subject.runtime();
         let request = change(request);
-        let outermost = request.count == 1;
         let acquired = runtime.block_on(async { self.subject.store().acquire(request).await })?;
         Ok(match acquired {
-            Acquired::Granted { fence, .. } if side != Side::Permits && outermost => {
+            Acquired::Granted { fence, .. } if side != Side::Permits => {
                 Verdict::Granted(fence.expect("a fence"))
             }
             Acquired::Granted { fence, .. } => Verdict::Granted(fence.unwrap_or(0)),
@@ -309,9 +296,6 @@ impl<'a> Trial<'a> {
                 let waited = waited.map(Duration::from_secs);
                 let place = waited.map(|waited| Place::new(waited, TTL));
                 self.acquire((who, side), |request| request.with_place(place))
-            }
-            Op::Nest { who, side, count } => {
-                self.acquire((who, side), |request| request.with_count(count).with_fencing(None))
             }
             Op::Convert { who, side } => {
                 self.acquire((who, side), |request| request.with_converts(true))

@@ -1,5 +1,6 @@
 //! Leases on one ZooKeeper server.
 
+use super::kinds::counted;
 use kit::pipe::{Pace, Pipe};
 use kit::relay::{Flow, Relay, request};
 use kit::trace::{Trace, Traced};
@@ -48,7 +49,7 @@ async fn holder_enters_again_on_the_same_node() {
     let mut held = Vec::new();
     for count in 1..=3 {
         held.push(lock.lock().await.expect("ours"));
-        let holding = rival.inspect("job").await.expect("an answer").expect("held");
+        let holding = counted(&rival, count).await;
         assert_eq!((holding.hold_count, holding.remaining), (count, None));
         assert_eq!(held[0].fence(), held[held.len() - 1].fence());
         assert_eq!(look.nodes("job").await.len(), 1);

@@ -6,14 +6,14 @@
 
 use super::set::SetCall;
 use crate::clock::Instant;
-use crate::engine::machine::hold::NestedVerdict;
+use crate::engine::machine::hold::ChangeVerdict;
 use crate::engine::machine::seen::{Left, Question, Refusal};
 use crate::engine::shared::calls::{caught, in_time};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::{Job, Sweep};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Acquire, Acquired, HolderId, Steal, StoreFuture, Target};
+use crate::store::{Acquire, Acquired, HolderId, Steal, StoreFuture, Target};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -170,63 +170,50 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// The count of a request that changes the mode of a hold with one lease.
-const UNCHANGED: u32 = 1;
-
 /// The error of a change of the mode that was refused: the hold is as it was.
 fn refused() -> Error {
     Error::new(ErrorKind::Unavailable, "the mode was not changed").with_fate(Fate::NotExecuted)
 }
 
-/// A nested acquire, or a change of the mode, between [`Hold::reenter`] and [`Hold::reentered`].
-pub(crate) struct Nested<'a> {
+/// A change of the mode between [`Hold::begin_mode_change`] and its end.
+pub(crate) struct ModeChange<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
-    count: u32,
     /// When the request in flight was sent.
     sent: Instant,
     flight: Option<StoreFuture<Acquired>>,
 }
 
-impl<'a> Nested<'a> {
-    pub(crate) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>, count: u32) -> Self {
-        Self { core, hold, count, sent: core.now(), flight: None }
-    }
-
-    /// Begins a change of the mode, which counts as a nested acquire of no more than the one lease.
-    pub(in crate::engine) fn change(core: &'a Arc<Core>, hold: &'a Arc<Hold>) -> Self {
-        Self::new(core, hold, UNCHANGED)
-    }
-
-    /// Ends a change that was refused.
-    pub(in crate::engine) fn refused(self) {
-        let _ = self.end(NestedVerdict::Failed(refused()), false);
+impl<'a> ModeChange<'a> {
+    pub(in crate::engine) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>) -> Self {
+        Self { core, hold, sent: core.now(), flight: None }
     }
 
     /// Takes over a request that another future has sent.
     pub(in crate::engine) fn resume(
         core: &'a Arc<Core>,
         hold: &'a Arc<Hold>,
-        count: u32,
         sent: Instant,
         verdict: StoreFuture<Acquired>,
     ) -> Self {
-        Self { core, hold, count, sent, flight: Some(core.bounded(verdict, sent)) }
+        Self { core, hold, sent, flight: Some(core.bounded(verdict, sent)) }
     }
 
-    /// Asks the store once. A failure leaves it open; [`Nested::end`] ends it.
-    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = NestedVerdict> {
-        self.sent = self.core.now();
-        self.flight = Some(self.core.acquire(request));
-        self.land()
-    }
-
-    /// Asks the store once to change the mode. A change ends this by [`Nested::changed`], anything else by
-    /// [`Nested::end`].
-    pub(in crate::engine) async fn ask_to_change(&mut self, request: Acquire) -> Result<Acquired> {
+    /// Asks the store once. A change ends this by [`changed`](Self::changed), anything else by [`end`](Self::end).
+    pub(in crate::engine) async fn ask(&mut self, request: Acquire) -> Result<Acquired> {
         self.sent = self.core.now();
         self.flight = Some(self.core.acquire(request));
         land(&mut self.flight).await
+    }
+
+    /// Waits for the request in flight, which no caller waits for any more.
+    pub(in crate::engine) async fn land(&mut self) -> ChangeVerdict {
+        match land(&mut self.flight).await {
+            Ok(Acquired::Granted { sent, .. }) => ChangeVerdict::Changed { sent },
+            Ok(Acquired::NotYours(absence)) => ChangeVerdict::NotYours(absence),
+            Ok(Acquired::Held { .. }) => ChangeVerdict::Failed(refused()),
+            Err(error) => ChangeVerdict::Failed(error),
+        }
     }
 
     /// Ends it after the store has changed the mode. The hold is over then.
@@ -234,42 +221,31 @@ impl<'a> Nested<'a> {
         let _ = std::mem::ManuallyDrop::new(self);
     }
 
-    /// Waits for the request in flight.
-    pub(in crate::engine) async fn land(&mut self) -> NestedVerdict {
-        match land(&mut self.flight).await {
-            Ok(Acquired::Granted { sent, .. }) => {
-                NestedVerdict::Granted { sent, count: self.count }
-            }
-            Ok(Acquired::NotYours(absence)) => NestedVerdict::NotYours(absence),
-            Ok(Acquired::Held { .. }) if self.count == UNCHANGED => {
-                NestedVerdict::Failed(refused())
-            }
-            // A store must not return this for a nested acquire; it means the same.
-            Ok(Acquired::Held { .. }) => NestedVerdict::NotYours(Absence::Taken),
-            Err(error) => NestedVerdict::Failed(error),
-        }
+    /// Ends it after the store has refused it.
+    pub(in crate::engine) fn refused(self) {
+        let _ = self.end(ChangeVerdict::Failed(refused()));
     }
 
-    /// Ends the nested acquire. With `keep`, a grant adds one lease.
-    pub(crate) fn end(self, verdict: NestedVerdict, keep: bool) -> Result<()> {
+    /// Ends it without a hold of the new mode.
+    pub(in crate::engine) fn end(self, verdict: ChangeVerdict) -> Result<()> {
         // Drop has nothing left to do.
-        let nested = std::mem::ManuallyDrop::new(self);
-        nested.hold.reentered(nested.core, verdict, keep)
+        let change = std::mem::ManuallyDrop::new(self);
+        change.hold.end_mode_change(change.core, verdict)
     }
 }
 
-impl Drop for Nested<'_> {
+impl Drop for ModeChange<'_> {
     fn drop(&mut self) {
-        let hold = Arc::clone(self.hold);
         match self.flight.take() {
             Some(verdict) => {
-                let (count, sent) = (self.count, self.sent);
-                self.core.submit(Job::FinishNested { hold, count, sent, verdict });
+                let (hold, sent) = (Arc::clone(self.hold), self.sent);
+                self.core.submit(Job::FinishChange { hold, sent, verdict });
             }
-            // Dropped between two attempts: the count in the store is unknown.
+            // Dropped before it was sent, or after its answer.
             None => {
-                let error = Error::new(ErrorKind::Unavailable, "the nested acquire was dropped");
-                let _ = hold.reentered(self.core, NestedVerdict::Failed(error), false);
+                let error =
+                    Error::new(ErrorKind::Unavailable, "the change of the mode was dropped");
+                let _ = self.hold.end_mode_change(self.core, ChangeVerdict::Failed(error));
             }
         }
     }

@@ -181,7 +181,7 @@ pub(crate) async fn acquire_as<'a>(
         outcome = tracing::field::Empty,
     ));
     let start = core.now();
-    // False while a nested request is unanswered.
+    // False while this call waits for a change of the mode that the store has not answered.
     let answered = &AtomicBool::new(true);
     let limit = match limit {
         // It has no time to wait.

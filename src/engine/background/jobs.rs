@@ -1,7 +1,8 @@
 //! Releases names without a holder: dropped leases, abandoned acquires, unknown outcomes.
 
 use crate::clock::Instant;
-use crate::engine::acquire::attempt::{Attempt, Nested};
+use crate::engine::acquire::attempt::{Attempt, ModeChange};
+use crate::engine::hold::record::Record;
 use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end};
 use crate::engine::machine::share::Share;
 use crate::engine::shared::calls::{caught, in_time};
@@ -41,17 +42,18 @@ impl Work {
         match self.job.take() {
             None => {}
             Some(Job::Flush(hold)) => flush_to_the_end(core, &hold, None).await,
+            Some(Job::Record { name, holder }) => Record::new(core, name, holder).run().await,
             Some(Job::Linger { hold, until }) => {
                 Lingering { core, hold: Some(hold), until }.run().await
             }
-            Some(Job::Finish { hold, op, verdict }) => {
-                flush_to_the_end(core, &hold, Some((op, verdict))).await;
+            Some(Job::Finish { hold, verdict }) => {
+                flush_to_the_end(core, &hold, Some(verdict)).await;
             }
-            Some(Job::FinishNested { hold, count, sent, verdict }) => {
-                let mut nested = Nested::resume(core, &hold, count, sent, verdict);
-                let verdict = nested.land().await;
+            Some(Job::FinishChange { hold, sent, verdict }) => {
+                let mut change = ModeChange::resume(core, &hold, sent, verdict);
+                let verdict = change.land().await;
                 // The caller is gone.
-                let _ = nested.end(verdict, false);
+                let _ = change.end(verdict);
             }
             Some(Job::Abandon { sweep, verdict }) => {
                 let name = sweep.target.name.clone();

@@ -12,8 +12,8 @@
 //!    that becomes a reader admits other readers only after the store did.
 
 use crate::clock::Instant;
-use crate::engine::acquire::attempt::Nested;
-use crate::engine::machine::hold::{NestedVerdict, Phase, Reentry};
+use crate::engine::acquire::attempt::ModeChange;
+use crate::engine::machine::hold::{ChangeVerdict, Phase, Reentry};
 use crate::engine::machine::share::{Share, Shares};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
@@ -76,25 +76,25 @@ async fn run(
     mode: Mode,
     token: Option<&CancellationToken>,
 ) -> Result<Converted> {
-    let count = loop {
-        match hold.reenter(core) {
-            Reentry::Count(count) => break count,
-            Reentry::Busy => hold.until_idle().await,
-            Reentry::Lost(loss) => return Err(Error::lost(loss)),
-            Reentry::Over => {
+    loop {
+        match hold.begin_mode_change(core) {
+            Ok(true) => break,
+            // It has other leases.
+            Ok(false) => return Ok(Converted::Refused),
+            Err(Reentry::Busy) => hold.until_idle().await,
+            Err(Reentry::Lost(loss)) => return Err(Error::lost(loss)),
+            Err(Reentry::Over) => {
                 let message = "the lease has ended, so its mode cannot be changed; lock again in the mode that you need";
                 return Err(Error::new(ErrorKind::Invalid, message));
             }
         }
-    };
-    let mut nested = Nested::change(core, hold);
+    }
+    let mut change = ModeChange::new(core, hold);
     let number = hold.seat_number();
     let upgrades = !mode.is_shared();
-    let seat = number.filter(|number| {
-        count == 2 && (!upgrades || core.queue.begin_upgrade(&hold.name, *number))
-    });
+    let seat = number.filter(|number| !upgrades || core.queue.begin_upgrade(&hold.name, *number));
     let Some(number) = seat else {
-        nested.refused();
+        change.refused();
         return Ok(Converted::Refused);
     };
     if !upgrades {
@@ -113,37 +113,37 @@ async fn run(
     .with_converts(true);
     let verdict = tokio::select! {
         biased;
-        verdict = nested.ask_to_change(request) => verdict,
+        verdict = change.ask(request) => verdict,
         loss = hold.when_lost() => return Err(Error::lost(loss)),
     };
     match verdict {
         Ok(Acquired::Granted { sent, fence, reached, .. }) => {
-            let change = Change { mode, sent, fence, reached };
-            match hold.change_mode(core, number, change) {
+            let granted = Change { mode, sent, fence, reached };
+            match hold.change_mode(core, number, granted) {
                 Some(next) => {
-                    nested.changed();
+                    change.changed();
                     Ok(Converted::Changed(next))
                 }
                 None => {
-                    let late = NestedVerdict::Failed(Error::silent());
-                    nested.end(late, false).map(|()| Converted::Refused)
+                    let late = ChangeVerdict::Failed(Error::silent());
+                    change.end(late).map(|()| Converted::Refused)
                 }
             }
         }
         Ok(Acquired::Held { .. }) if upgrades => {
             core.queue.reseat(&hold.name, number, hold.mode, None);
-            nested.refused();
+            change.refused();
             Ok(Converted::Refused)
         }
         Ok(Acquired::Held { .. }) => {
             let message = "the store did not make a reader of the writer; lock again in the mode that you need";
             let error = Error::new(ErrorKind::Unavailable, message);
-            nested.end(NestedVerdict::Failed(error), false).map(|()| Converted::Refused)
+            change.end(ChangeVerdict::Failed(error)).map(|()| Converted::Refused)
         }
         Ok(Acquired::NotYours(absence)) => {
-            nested.end(NestedVerdict::NotYours(absence), false).map(|()| Converted::Refused)
+            change.end(ChangeVerdict::NotYours(absence)).map(|()| Converted::Refused)
         }
-        Err(error) => nested.end(NestedVerdict::Failed(error), false).map(|()| Converted::Refused),
+        Err(error) => change.end(ChangeVerdict::Failed(error)).map(|()| Converted::Refused),
     }
 }
 

@@ -1,7 +1,7 @@
-//! Flushes a hold: sends the store a lower count, or the release.
+//! Flushes a hold: has the store release it.
 
 use crate::clock::Instant;
-use crate::engine::machine::hold::{Next, Op, Phase};
+use crate::engine::machine::hold::{Next, Phase};
 use crate::engine::machine::pause::Heard;
 use crate::engine::machine::share::Share;
 use crate::engine::shared::calls::{caught, in_time};
@@ -11,24 +11,22 @@ use crate::engine::shared::job::Job;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::{Keep, Mode, Name, Release, Released, StoreFuture};
-use crate::util::trace;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
-use tracing::Level;
 
-/// The operation in flight, if any.
-pub(in crate::engine) type Flight = Option<(Op, StoreFuture<Released>)>;
+/// The release in flight, if any.
+pub(in crate::engine) type Flight = Option<StoreFuture<Released>>;
 
 /// A flush of one hold. Dropping it halfway leaves the rest to the engine.
 struct Flush<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
     flight: Flight,
-    /// The time of the last event: when the operation in flight was sent, if there is one.
+    /// The time of the last event: when the release in flight was sent, if there is one.
     now: Instant,
-    /// The time limit of one operation. `None` if the caller bounds it.
+    /// The time limit of one release. `None` if the caller bounds it.
     limit: Option<Duration>,
     /// True if a release was not answered.
     silent: bool,
@@ -39,28 +37,23 @@ struct Flush<'a> {
 }
 
 impl Flush<'_> {
-    fn start(&mut self, op: Op, mark: Option<Keep>) {
-        let count = match op {
-            Op::Record(count) => count,
-            Op::Release => 0,
-        };
+    fn start(&mut self, mark: Option<Keep>) {
         let Flush { core, hold, .. } = self;
-        let is_last = op == Op::Release;
         // While the name is closed, no waiter needs a place.
-        let place = if is_last && mark.is_none() { core.next_place(hold) } else { None };
+        let place = if mark.is_none() { core.next_place(hold) } else { None };
         self.placed |= place.is_some_and(|place| !place.kept.is_zero());
-        let request = Release::new(hold.target(), hold.holder, count, core.timing.attempt)
+        let request = Release::new(hold.target(), hold.holder, 0, core.timing.attempt)
             .with_place(place)
             .with_keep(mark);
-        self.flight = Some((op, self.core.release(request)));
+        self.flight = Some(self.core.release(request));
     }
 
-    /// Sends the next operation and returns its result; `None` when the store is up to date.
+    /// Sends the release, if it is due, and returns its result.
     async fn step(&mut self) -> Option<Result<()>> {
         while self.flight.is_none() {
-            let (next, mark) = self.hold.next_op(&self.core.timing, self.now);
+            let (next, mark) = self.hold.begin_release(&self.core.timing, self.now);
             match next {
-                Next::Op(op) => self.start(op, mark),
+                Next::Release => self.start(mark),
                 Next::Busy => {
                     self.hold.until_idle().await;
                     self.now = self.core.now();
@@ -69,17 +62,14 @@ impl Flush<'_> {
             }
         }
         let core = self.core;
-        let (op, request) = self.flight.as_mut()?;
-        let op = *op;
+        let request = self.flight.as_mut()?;
         let verdict = match self.limit {
             Some(limit) => in_time(limit, caught(request)).await,
             None => caught(request).await,
         };
-        if op == Op::Release {
-            self.note_silence(&verdict);
-            if self.placed && verdict.is_ok() {
-                core.keep_place(self.hold);
-            }
+        self.note_silence(&verdict);
+        if self.placed && verdict.is_ok() {
+            core.keep_place(self.hold);
         }
         let sent = std::mem::replace(&mut self.now, self.core.now());
         let refused = |released: &Released| matches!(released, Released::NotYours(_));
@@ -89,21 +79,13 @@ impl Flush<'_> {
         }
         let verdict = verdict.map(|released| match released {
             Released::Done { listeners } => {
-                if op == Op::Release {
-                    self.give_way(sent, listeners);
-                }
+                self.give_way(sent, listeners);
                 None
             }
             Released::NotYours(absence) => Some(absence),
         });
         self.flight = None;
-        if let (Op::Record(_), Err(error)) = (op, &verdict) {
-            trace::later(Level::DEBUG, || {
-                let (name, error) = (self.hold.name.clone(), error.clone());
-                move || tracing::debug!(name = name.as_str(), %error, "hold count not recorded")
-            });
-        }
-        Some(self.hold.flushed(self.core, self.now, op, verdict))
+        Some(self.hold.apply_release(core, self.now, verdict))
     }
 
     /// Records a release that is not answered: waiters behind it wait for the store. None does behind a hold that was lost
@@ -166,7 +148,7 @@ impl Drop for Flush<'_> {
     fn drop(&mut self) {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
-            Some((op, verdict)) => self.core.submit(Job::Finish { hold, op, verdict }),
+            Some(verdict) => self.core.submit(Job::Finish { hold, verdict }),
             None if self.over => {}
             None => self.core.submit(Job::Flush(hold)),
         }
@@ -195,8 +177,8 @@ fn flush<'a>(
 }
 
 impl Hold {
-    /// Ends one lease of a share. Waits until the store has confirmed the lower count or the release, or the
-    /// hold was handed off.
+    /// Ends one lease of a share. If it is the last one, waits until the store has confirmed the release, or the hold was
+    /// handed off.
     pub(crate) async fn unlock(self: &Arc<Self>, core: &Arc<Core>, share: Share) -> Result<()> {
         let now = core.now();
         match self.leave(core, now, share) {
@@ -230,8 +212,8 @@ impl Hold {
             core.submit(Job::Flush(Arc::clone(self)));
             return Err(Error::lost(loss));
         }
-        if self.mode.is_joined() && !self.needs_flush() {
-            // Other leases share the hold.
+        if !self.needs_flush() {
+            // Other leases of the hold are left.
             return Ok(());
         }
         core.ensure_running();

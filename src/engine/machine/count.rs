@@ -1,7 +1,10 @@
-//! The hold count: re-entry, ended leases, and the count in the store.
+//! The hold count: leases that begin and end, and the count in the store.
+//!
+//! The count in this process is the truth. The store's is a record, for those who look at it: it is written in the
+//! background, absolute, one request of a hold at a time, and nothing waits for it.
 
 use super::heirs::Heirs;
-use super::hold::{Cleanup, InFlight, NextRenewal, Phase, Recorded, State, Terms};
+use super::hold::{Cleanup, InFlight, NextRenewal, Phase, Recorded, Recording, State, Terms};
 use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
@@ -12,12 +15,10 @@ use std::time::Duration;
 /// waiters that were queued at its start have been served.
 const SHORTEST_CHAIN: Duration = Duration::from_millis(20);
 
-/// The answer to a re-entry.
+/// Why a handle cannot enter its hold again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reentry {
-    /// Ask the store for this count.
-    Count(u32),
-    /// Another operation is in flight; ask again after a change.
+    /// Its mode is being changed; ask again after a change.
     Busy,
     /// The hold is lost while older leases are alive.
     Lost(Loss),
@@ -25,45 +26,72 @@ pub(crate) enum Reentry {
     Over,
 }
 
-/// The verdict on a nested acquire.
+/// The verdict on a change of the mode that made no hold of the new mode.
 #[derive(Clone, Debug)]
-pub(crate) enum NestedVerdict {
-    Granted { sent: Instant, count: u32 },
+pub(crate) enum ChangeVerdict {
+    /// The store has changed the mode by a request sent then, and no caller waits for it any more.
+    Changed {
+        sent: Instant,
+    },
     NotYours(Absence),
     Failed(Error),
 }
 
-/// An operation on the count in the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Op {
-    Record(u32),
-    Release,
-}
-
-/// The next operation for the store.
+/// What is to be done for a hold that may have to be released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Send this; its verdict must follow.
-    Op(Op),
-    /// Another operation is in flight; ask again after a change.
+    /// Send the release; its verdict must follow.
+    Release,
+    /// A request of the hold is in flight; ask again after a change.
     Busy,
-    /// The store is up to date.
     Nothing,
 }
 
+/// The hold that a record was sent for, as seen by the one that is there when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recorder {
+    Same,
+    /// One that was handed off since.
+    Before,
+    /// One of another mode.
+    OtherMode,
+}
+
 impl State {
-    /// Begins a re-entry. After [`Reentry::Count`] the verdict must follow.
-    pub(in crate::engine) fn reenter(&mut self, timing: &Timing, now: Instant) -> Reentry {
+    /// Adds a lease of the handle that has the hold. Returns why not if it cannot.
+    pub(in crate::engine) fn enter_again(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+    ) -> Result<(), Reentry> {
+        self.check_entry(timing, now)?;
+        self.live += 1;
+        self.report(now);
+        Ok(())
+    }
+
+    /// Begins a change of the mode, if the hold has one lease. Returns whether it does; the verdict must follow then.
+    pub(in crate::engine) fn begin_mode_change(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+    ) -> Result<bool, Reentry> {
+        self.check_entry(timing, now)?;
+        let begins = self.live == 1;
+        if begins {
+            self.in_flight = InFlight::ModeChange;
+        }
+        Ok(begins)
+    }
+
+    fn check_entry(&mut self, timing: &Timing, now: Instant) -> Result<(), Reentry> {
         self.expire(timing, now);
         match self.phase {
-            Phase::Lost(loss) if self.live > 0 => Reentry::Lost(loss),
-            Phase::Lost(_) | Phase::Releasing | Phase::Released => Reentry::Over,
-            Phase::Held | Phase::AtRisk if self.lingers() => Reentry::Over,
-            Phase::Held | Phase::AtRisk if self.is_busy() => Reentry::Busy,
-            Phase::Held | Phase::AtRisk => {
-                self.in_flight = InFlight::Nested;
-                Reentry::Count(self.live + 1)
-            }
+            Phase::Lost(loss) if self.live > 0 => Err(Reentry::Lost(loss)),
+            Phase::Lost(_) | Phase::Releasing | Phase::Released => Err(Reentry::Over),
+            Phase::Held | Phase::AtRisk if self.lingers() => Err(Reentry::Over),
+            Phase::Held | Phase::AtRisk if self.is_busy() => Err(Reentry::Busy),
+            Phase::Held | Phase::AtRisk => Ok(()),
         }
     }
 
@@ -76,7 +104,7 @@ impl State {
     /// time is left, and the store was asked lately, so that waiters elsewhere do not wait long. Returns whether it did.
     pub(in crate::engine) fn join(&mut self, timing: &Timing, now: Instant) -> bool {
         let joins = self.phase == Phase::Held
-            && self.recorded == Recorded::One
+            && self.is_shared()
             && !self.is_busy()
             && now < self.chain_began + timing.longest_chain
             && !timing.stale(self.confirmed, now)
@@ -93,53 +121,53 @@ impl State {
         match self.phase {
             Phase::Lost(loss) => Some(Reentry::Lost(loss)),
             Phase::Held | Phase::AtRisk if self.is_busy() => Some(Reentry::Busy),
-            Phase::Held | Phase::AtRisk if self.recorded == Recorded::One => {
+            Phase::Held | Phase::AtRisk if self.is_shared() => {
                 self.live += 1;
                 self.report(now);
                 None
             }
-            // Otherwise its mode is unknown, and it is about to be released.
+            // Its mode is not known, and it is about to be released.
             Phase::Held | Phase::AtRisk | Phase::Releasing | Phase::Released => Some(Reentry::Over),
         }
     }
 
-    /// Applies the verdict on a nested acquire. With `keep`, a grant adds one lease.
-    pub(in crate::engine) fn reentered(
+    /// Returns whether it is a read hold, which handles may share.
+    fn is_shared(&self) -> bool {
+        self.recorded == Recorded::One && !self.mode_unknown
+    }
+
+    /// Ends a change of the mode that made no hold of the new mode.
+    pub(in crate::engine) fn end_mode_change(
         &mut self,
         timing: &Timing,
         now: Instant,
         jitter: f64,
-        verdict: NestedVerdict,
-        keep: bool,
+        verdict: ChangeVerdict,
     ) -> Result<()> {
         self.in_flight = InFlight::None;
         self.expire(timing, now);
         let result = match (self.phase, verdict) {
             (Phase::Lost(loss), verdict) => {
-                if let NestedVerdict::Granted { sent, .. } = verdict {
+                if let ChangeVerdict::Changed { sent } = verdict {
                     self.owe_late(timing, sent, now);
                 }
                 Err(Error::lost(loss))
             }
-            (_, NestedVerdict::Failed(error)) if error.kind() == ErrorKind::WrongType => {
+            (_, ChangeVerdict::Failed(error)) if error.kind() == ErrorKind::WrongType => {
                 self.lose(Loss::Taken, None);
                 Err(error)
             }
-            (_, NestedVerdict::Granted { sent, count }) => {
+            (_, ChangeVerdict::Changed { sent }) => {
                 self.confirm_jittered(timing, sent, jitter);
-                self.recorded = Recorded::Known(count);
-                self.live += u32::from(keep);
-                self.report(now);
+                self.mode_unknown = true;
                 Ok(())
             }
-            (_, NestedVerdict::NotYours(absence)) => {
+            (_, ChangeVerdict::NotYours(absence)) => {
                 self.lose(absence.into(), None);
                 Err(Error::lost(absence.into()))
             }
-            (_, NestedVerdict::Failed(error)) => {
-                if error.fate() != Fate::NotExecuted {
-                    self.recorded = Recorded::Unknown;
-                }
+            (_, ChangeVerdict::Failed(error)) => {
+                self.mode_unknown |= error.fate() != Fate::NotExecuted;
                 Err(error)
             }
         };
@@ -156,9 +184,9 @@ impl State {
         phase
     }
 
-    /// Returns whether the hold may be handed off when its last lease ends now: it is sure, the
-    /// count in the store is right, nothing is in flight, enough time is left, and other processes
-    /// have not waited for too long.
+    /// Returns whether the hold may be handed off when its last lease ends now: it is sure, in the mode that it has in the
+    /// store, neither a renewal nor a change of the mode is in flight, enough time is left, and other processes have not
+    /// waited for too long. A record of the count may be in flight: the next hold goes on with it.
     pub(in crate::engine) fn may_hand_off(
         &self,
         timing: &Timing,
@@ -167,7 +195,7 @@ impl State {
     ) -> bool {
         self.phase == Phase::Held
             && self.live == 1
-            && self.recorded == Recorded::Known(1)
+            && !self.mode_unknown
             && !self.is_busy()
             && matches!(self.renewal, NextRenewal::Due(_))
             && self.handoffs < bound
@@ -226,6 +254,12 @@ impl State {
             heirs: self.heirs,
             handoffs: self.handoffs + 1,
             fence_kept: self.fence_kept,
+            // What has failed is tried again.
+            recorded: match self.recorded {
+                Recorded::Tried(_) => Recorded::Unknown,
+                recorded => recorded,
+            },
+            recording: std::mem::take(&mut self.recording),
             ..Self::granted(self.confirmed, self.confirmed, None, unsure_until)
         };
         self.live = 0;
@@ -251,6 +285,7 @@ impl State {
         let next = Self {
             fence_kept: sent,
             terms: self.terms.take(),
+            recording: std::mem::take(&mut self.recording),
             ..Self::granted(sent, renew, self.max_until, self.unsure_until.take())
         };
         self.live = 0;
@@ -277,10 +312,9 @@ impl State {
         accepted
     }
 
-    /// Closes a hold without leases (invariant 5). A nested acquire in flight decides at its
-    /// verdict.
+    /// Closes a hold without leases (invariant 5). One whose mode is being changed closes at the verdict.
     fn close_if_left(&mut self) {
-        if self.live == 0 && self.believed() && self.in_flight != InFlight::Nested {
+        if self.live == 0 && self.believed() && self.in_flight != InFlight::ModeChange {
             self.phase = Phase::Releasing;
             self.renewal = NextRenewal::Stopped;
         }
@@ -289,7 +323,7 @@ impl State {
     /// Ends one lease without a release: the hold is left to expire.
     pub(in crate::engine) fn forget(&mut self) {
         self.live = self.live.saturating_sub(1);
-        if self.live == 0 && self.in_flight != InFlight::Nested {
+        if self.live == 0 && self.in_flight != InFlight::ModeChange {
             self.owed = None;
             self.unsure_until = None;
             self.renewal = NextRenewal::Stopped;
@@ -311,51 +345,105 @@ impl State {
         self.cleanup = if self.is_queued() { Cleanup::Queued } else { Cleanup::Idle };
     }
 
-    /// Returns the next operation for the store. After [`Next::Op`] the verdict must follow.
-    pub(in crate::engine) fn next_op(&mut self, timing: &Timing, now: Instant) -> Next {
+    /// Begins the release, if it is due. After [`Next::Release`] the verdict must follow.
+    pub(in crate::engine) fn begin_release(&mut self, timing: &Timing, now: Instant) -> Next {
         self.keep_delay(timing, now);
-        if self.is_over() {
-            return Next::Nothing;
-        }
-        if self.is_busy() {
-            return Next::Busy;
-        }
-        let op = match self.phase {
-            Phase::Releasing => Op::Release,
-            Phase::Lost(_) if self.owed.is_some_and(|at| self.live == 0 || at <= now) => {
-                Op::Release
-            }
-            Phase::Held | Phase::AtRisk if !self.recorded.is(self.live) => Op::Record(self.live),
-            _ => return Next::Nothing,
+        let due = match self.phase {
+            Phase::Releasing => true,
+            Phase::Lost(_) => self.owed.is_some_and(|at| self.live == 0 || at <= now),
+            Phase::Held | Phase::AtRisk | Phase::Released => false,
         };
-        self.in_flight = InFlight::Op;
-        Next::Op(op)
+        match due && !self.is_over() {
+            false => Next::Nothing,
+            true if self.is_busy() => Next::Busy,
+            true => {
+                self.in_flight = InFlight::Release;
+                Next::Release
+            }
+        }
     }
 
-    /// Applies the verdict on [`State::next_op`]. Returns the result for the caller that waits for
-    /// it.
-    pub(in crate::engine) fn flushed(
+    /// Returns whether the store has another count than this process.
+    fn needs_record(&self) -> bool {
+        let counts = self.believed() && self.live > 0 && !self.mode_unknown && !self.is_busy();
+        counts && !self.recorded.is(self.live)
+    }
+
+    /// Returns whether a record of the count is to be submitted, which counts as submitted from now on.
+    pub(in crate::engine) fn queue_record(&mut self) -> bool {
+        let queues = self.recording == Recording::Idle && self.needs_record();
+        if queues {
+            self.recording = Recording::Queued;
+        }
+        queues
+    }
+
+    /// Returns whether a record is submitted or in flight. A hold that was handed off, or whose mode was changed, has passed
+    /// it on.
+    pub(in crate::engine) fn has_record(&self) -> bool {
+        self.recording != Recording::Idle
+    }
+
+    /// Begins the record that was submitted. Returns the count, or `None` if the store has it. After a count,
+    /// [`end_record`](Self::end_record) must follow.
+    pub(in crate::engine) fn begin_record(&mut self) -> Option<u32> {
+        let count = self.needs_record().then_some(self.live);
+        self.recording = count.map_or(Recording::Idle, Recording::InFlight);
+        count
+    }
+
+    /// Submits the record again: its task has ended halfway.
+    pub(in crate::engine) fn requeue_record(&mut self) {
+        if let Recording::InFlight(_) = self.recording
+            && self.recorded != Recorded::One
+        {
+            self.recorded = Recorded::Unknown;
+        }
+        self.recording = Recording::Queued;
+    }
+
+    /// Applies the verdict on a record of the count. The record goes on until the store has the count. An absence is no loss
+    /// of a hold that was not there when it was sent: the next renewal, which is due now, decides.
+    pub(in crate::engine) fn end_record(
         &mut self,
         timing: &Timing,
         now: Instant,
-        op: Op,
+        by: Recorder,
+        verdict: Result<Option<Absence>>,
+    ) {
+        let Recording::InFlight(count) = self.recording else { return };
+        self.recording = Recording::Queued;
+        self.expire(timing, now);
+        // The store may have changed the mode already.
+        let by = if self.is_busy() { Recorder::OtherMode } else { by };
+        let absence = match &verdict {
+            Ok(absence) => absence.map(Loss::from),
+            Err(error) => (error.kind() == ErrorKind::WrongType).then_some(Loss::Taken),
+        };
+        match (by, absence) {
+            (Recorder::Same, Some(loss)) => self.lose(loss, None),
+            (Recorder::Before | Recorder::OtherMode, Some(_)) => self.renew_at(now),
+            (Recorder::OtherMode, None) => {}
+            (Recorder::Same | Recorder::Before, None) => {
+                // The count in the store is only a record; renewals and the release work without it.
+                self.recorded = match verdict {
+                    Ok(_) => Recorded::Known(count),
+                    Err(_) => Recorded::Tried(count),
+                };
+            }
+        }
+    }
+
+    /// Applies the verdict on the release. Returns the result for the caller that waits for it.
+    pub(in crate::engine) fn released(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
         verdict: Result<Option<Absence>>,
     ) -> Result<()> {
         self.in_flight = InFlight::None;
-        match (op, verdict) {
-            (Op::Record(count), Ok(None)) => self.recorded = Recorded::Known(count),
-            (Op::Record(_), Ok(Some(absence))) => {
-                self.lose(absence.into(), None);
-                self.found_lost = Some(absence.into());
-                return Err(Error::lost(absence.into()));
-            }
-            (Op::Record(_), Err(error)) if error.kind() == ErrorKind::WrongType => {
-                self.lose(Loss::Taken, None);
-                return Err(Error::lost(Loss::Taken));
-            }
-            // The count in the store is only a record; renewals and the release work without it.
-            (Op::Record(count), Err(_)) => self.recorded = Recorded::AtLeast(count),
-            (Op::Release, Ok(absence)) => {
+        match verdict {
+            Ok(absence) => {
                 self.end();
                 self.answered = true;
                 self.release_error = None;
@@ -372,7 +460,7 @@ impl State {
                     return Err(Error::lost(absence.into()));
                 }
             }
-            (Op::Release, Err(error)) => {
+            Err(error) => {
                 self.release_unknown |= error.fate() != Fate::NotExecuted;
                 self.release_error = Some(error.clone());
                 return Err(error);

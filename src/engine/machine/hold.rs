@@ -1,6 +1,6 @@
 //! The state machine of a hold: pure transitions over time, without I/O, locks or clocks.
 
-pub(crate) use super::count::{NestedVerdict, Next, Op, Reentry};
+pub(crate) use super::count::{ChangeVerdict, Next, Recorder, Reentry};
 pub(crate) use super::end::Ended;
 pub(crate) use super::policy::Terms;
 
@@ -61,14 +61,23 @@ pub(crate) struct RenewalAttempt {
     pub(crate) fence_kept: Instant,
 }
 
-/// The operation in flight that writes the count. There is at most one.
+/// The request in flight that changes the hold in the store. There is at most one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InFlight {
     None,
-    /// A nested acquire, which closes the hold itself if no lease is left at its end.
-    Nested,
-    /// A record of a lower count, or the release.
-    Op,
+    /// A change of the mode, which closes the hold itself if no lease is left at its end.
+    ModeChange,
+    Release,
+}
+
+/// The record of the count. There is at most one for a holder id.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Recording {
+    #[default]
+    Idle,
+    /// It is submitted, and reads the count when it is sent.
+    Queued,
+    InFlight(u32),
 }
 
 /// The state of a release that is owed to the store.
@@ -88,8 +97,8 @@ pub(super) enum Cleanup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recorded {
     Known(u32),
-    /// The store rejected a lower count; its count may be higher than this one. Not retried.
-    AtLeast(u32),
+    /// A record of this count has failed. It is not repeated.
+    Tried(u32),
     Unknown,
     /// 1, whatever the number of leases: a read hold.
     One,
@@ -99,7 +108,7 @@ impl Recorded {
     /// Returns whether this count needs no further record.
     pub(super) fn is(self, count: u32) -> bool {
         match self {
-            Self::Known(recorded) | Self::AtLeast(recorded) => recorded == count,
+            Self::Known(recorded) | Self::Tried(recorded) => recorded == count,
             Self::Unknown => false,
             Self::One => true,
         }
@@ -110,14 +119,15 @@ impl Recorded {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(super) phase: Phase,
-    /// The operation in flight that writes the count.
     pub(super) in_flight: InFlight,
+    /// True if the store may have changed the mode, and did not say so.
+    pub(super) mode_unknown: bool,
     pub(super) cleanup: Cleanup,
     /// True if it was handed off to a waiter that has not accepted it yet.
     pub(super) offered: bool,
     /// True if a release that failed may have run.
     pub(super) release_unknown: bool,
-    /// Set when a record or the release itself found that the hold was already lost.
+    /// Set when the release found that the hold was already lost.
     pub(super) found_lost: Option<Loss>,
     /// The time at which the last confirmed grant or renewal was sent.
     pub(super) confirmed: Instant,
@@ -134,6 +144,7 @@ pub(crate) struct State {
     pub(super) live: u32,
     /// The count in the store.
     pub(super) recorded: Recorded,
+    pub(super) recording: Recording,
     /// The number of hand-offs since the grant of the store.
     pub(super) handoffs: u32,
     /// The time at which the request was sent that the store granted.
@@ -177,8 +188,10 @@ impl State {
             handoffs: 0,
             live: 1,
             recorded: Recorded::Known(1),
+            recording: Recording::Idle,
             offered: false,
             in_flight: InFlight::None,
+            mode_unknown: false,
             cleanup: Cleanup::Idle,
             owed: None,
             max_until,
@@ -243,13 +256,12 @@ impl State {
         self.max_until.map_or(cancel, |max| max.min(cancel))
     }
 
-    /// Returns whether a record or a release is due now.
+    /// Returns whether a release is due now.
     pub(in crate::engine) fn needs_flush(&self) -> bool {
         match self.phase {
             Phase::Releasing => true,
             Phase::Lost(_) => self.owed.is_some() && self.live == 0,
-            Phase::Held | Phase::AtRisk => !self.recorded.is(self.live),
-            Phase::Released => false,
+            Phase::Held | Phase::AtRisk | Phase::Released => false,
         }
     }
 
@@ -446,6 +458,7 @@ impl From<Absence> for Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Fate;
     use std::time::Duration;
 
     /// T = 1 s: renew at 333 ms, attempts of 166 ms, C = 888 ms, D = 988 ms.
@@ -575,9 +588,9 @@ mod tests {
         verdict(&mut state, 900, attempt, 700, Ok(None));
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert_eq!(state.wake_at(&timing()), Some(at(988)));
-        assert_eq!(state.next_op(&timing(), at(950)), Next::Nothing, "the lease is alive");
+        assert_eq!(state.begin_release(&timing(), at(950)), Next::Nothing, "the lease is alive");
         assert_eq!(state.tick(&timing(), at(988)), Due::Flush);
-        assert_eq!(state.next_op(&timing(), at(988)), Next::Op(Op::Release));
+        assert_eq!(state.begin_release(&timing(), at(988)), Next::Release);
     }
 
     #[test]
@@ -585,62 +598,134 @@ mod tests {
         let mut state = held();
         assert_eq!(state.leave(&timing(), at(10)), Phase::Held);
         assert_eq!(state.phase(), Phase::Releasing);
-        assert_eq!(state.reenter(&timing(), at(11)), Reentry::Over);
-        assert_eq!(state.next_op(&timing(), at(11)), Next::Op(Op::Release));
-        assert_eq!(state.next_op(&timing(), at(11)), Next::Busy);
+        assert_eq!(state.enter_again(&timing(), at(11)), Err(Reentry::Over));
+        assert_eq!(state.begin_release(&timing(), at(11)), Next::Release);
+        assert_eq!(state.begin_release(&timing(), at(11)), Next::Busy);
         assert!(!state.is_over());
-        state.flushed(&timing(), at(12), Op::Release, Ok(None)).unwrap();
+        state.released(&timing(), at(12), Ok(None)).unwrap();
         assert!(state.is_over());
-        assert_eq!(state.next_op(&timing(), at(13)), Next::Nothing);
+        assert_eq!(state.begin_release(&timing(), at(13)), Next::Nothing);
+    }
+
+    /// A hold with two leases, whose count is not recorded yet.
+    fn entered() -> State {
+        let mut state = held();
+        state.enter_again(&timing(), at(10)).unwrap();
+        state
     }
 
     #[test]
-    fn nested_leases_are_recorded_with_absolute_counts() {
-        let mut state = held();
-        assert_eq!(state.reenter(&timing(), at(10)), Reentry::Count(2));
-        assert_eq!(state.reenter(&timing(), at(10)), Reentry::Busy);
-        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
-        state.reentered(&timing(), at(11), 0.0, granted, true).unwrap();
-        assert_eq!((state.live(), state.next_op(&timing(), at(12))), (2, Next::Nothing));
-        state.leave(&timing(), at(13));
-        assert_eq!(state.next_op(&timing(), at(14)), Next::Op(Op::Record(1)));
-        state.flushed(&timing(), at(15), Op::Record(1), Err(unavailable())).unwrap();
-        assert_eq!(
-            state.next_op(&timing(), at(16)),
-            Next::Nothing,
-            "a rejected record is not retried"
-        );
+    fn count_is_recorded_once_at_a_time_and_as_it_is_then() {
+        let mut state = entered();
+        assert!(state.queue_record() && !state.queue_record());
+        state.enter_again(&timing(), at(11)).unwrap();
+        assert_eq!(state.begin_record(), Some(3));
+        state.leave(&timing(), at(12));
+        assert!(!state.queue_record(), "one is in flight");
+        state.end_record(&timing(), at(13), Recorder::Same, Ok(None));
+        assert_eq!(state.begin_record(), Some(2), "by the task that has recorded the last one");
+        state.end_record(&timing(), at(14), Recorder::Same, Err(unavailable()));
+        assert_eq!((state.begin_record(), state.phase()), (None, Phase::Held), "not repeated");
+        assert!(!state.queue_record());
+        state.leave(&timing(), at(15));
+        assert!(state.queue_record());
     }
 
     #[test]
-    fn lease_dropped_during_a_reentry_keeps_the_new_one() {
-        let mut state = held();
-        state.reenter(&timing(), at(10));
+    fn count_that_is_one_again_is_not_recorded() {
+        let mut state = entered();
+        assert!(state.queue_record());
         state.leave(&timing(), at(11));
+        assert_eq!(state.begin_record(), None);
+        assert!(!state.queue_record());
+        state.enter_again(&timing(), at(12)).unwrap();
+        assert!(state.queue_record(), "the next one is submitted again");
+    }
+
+    #[test]
+    fn record_in_flight_holds_up_neither_the_release_nor_a_handoff() {
+        let mut state = entered();
+        state.queue_record();
+        assert_eq!(state.begin_record(), Some(2));
+        state.leave(&timing(), at(11));
+        assert!(state.may_hand_off(&timing(), at(12), 1));
+        let mut next = state.hand_off(at(400));
+        next.accept(&timing(), at(13), None);
+        assert!(!next.queue_record(), "that of the last holder is in flight");
+        next.end_record(&timing(), at(14), Recorder::Before, Ok(None));
+        assert_eq!(next.begin_record(), Some(1));
+        next.leave(&timing(), at(15));
+        assert_eq!(next.begin_release(&timing(), at(15)), Next::Release);
+        let gone = Ok(Some(Absence::Gone));
+        next.end_record(&timing(), at(16), Recorder::Same, gone);
+        next.released(&timing(), at(17), Ok(None)).unwrap();
+        assert_eq!((next.phase(), next.loss()), (Phase::Released, None));
+    }
+
+    #[test]
+    fn record_that_finds_an_absence_is_a_loss_of_its_own_hold_only() {
+        let gone = || Ok(Some(Absence::Gone));
+        let wrong_type = || Err(Error::new(ErrorKind::WrongType, "test"));
+        for (verdict, loss) in [(gone(), Loss::Gone), (wrong_type(), Loss::Taken)] {
+            let mut state = entered();
+            state.queue_record();
+            state.begin_record();
+            state.end_record(&timing(), at(20), Recorder::Same, verdict);
+            assert_eq!(state.phase(), Phase::Lost(loss));
+        }
+        for by in [Recorder::Before, Recorder::OtherMode] {
+            let mut state = entered();
+            state.queue_record();
+            state.begin_record();
+            state.end_record(&timing(), at(20), by, gone());
+            assert_eq!((state.phase(), state.wake_at(&timing())), (Phase::Held, Some(at(20))));
+        }
+        // The store may have made a reader of the writer.
+        let mut state = entered();
+        state.queue_record();
+        state.begin_record();
+        state.leave(&timing(), at(11));
+        assert_eq!(state.begin_mode_change(&timing(), at(12)), Ok(true));
+        state.end_record(&timing(), at(20), Recorder::Same, gone());
         assert_eq!(state.phase(), Phase::Held);
-        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
-        state.reentered(&timing(), at(12), 0.0, granted, true).unwrap();
-        assert_eq!((state.live(), state.next_op(&timing(), at(13))), (1, Next::Op(Op::Record(1))));
     }
 
     #[test]
-    fn reentry_that_fails_after_the_last_lease_ended_releases() {
-        let mut state = held();
-        state.reenter(&timing(), at(10));
+    fn record_whose_task_ended_is_submitted_again() {
+        let mut state = entered();
+        state.queue_record();
+        state.begin_record();
         state.leave(&timing(), at(11));
-        let failed = NestedVerdict::Failed(unavailable());
-        assert!(state.reentered(&timing(), at(12), 0.0, failed, true).is_err());
-        assert!(state.needs_flush());
-        assert_eq!(state.next_op(&timing(), at(13)), Next::Op(Op::Release));
+        state.requeue_record();
+        assert!(!state.queue_record());
+        assert_eq!(state.begin_record(), Some(1), "the store may have either");
     }
 
     #[test]
-    fn reentry_that_is_dropped_lowers_the_count_again() {
+    fn mode_is_changed_for_the_only_lease() {
+        assert_eq!(entered().begin_mode_change(&timing(), at(11)), Ok(false));
         let mut state = held();
-        state.reenter(&timing(), at(10));
-        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
-        state.reentered(&timing(), at(12), 0.0, granted, false).unwrap();
-        assert_eq!((state.live(), state.next_op(&timing(), at(13))), (1, Next::Op(Op::Record(1))));
+        assert_eq!(state.begin_mode_change(&timing(), at(11)), Ok(true));
+        assert_eq!(state.enter_again(&timing(), at(12)), Err(Reentry::Busy));
+        assert_eq!(state.begin_mode_change(&timing(), at(12)), Err(Reentry::Busy));
+        state.leave(&timing(), at(13));
+        assert_eq!(state.phase(), Phase::Held, "the verdict decides");
+        assert!(state.end_mode_change(&timing(), at(14), 0.0, unchanged(Fate::Unknown)).is_err());
+        assert_eq!(state.begin_release(&timing(), at(14)), Next::Release);
+    }
+
+    fn unchanged(fate: Fate) -> ChangeVerdict {
+        ChangeVerdict::Failed(unavailable().with_fate(fate))
+    }
+
+    #[test]
+    fn hold_whose_mode_is_unknown_is_not_handed_off() {
+        for (fate, may) in [(Fate::NotExecuted, true), (Fate::Unknown, false)] {
+            let mut state = held();
+            state.begin_mode_change(&timing(), at(11)).unwrap();
+            state.end_mode_change(&timing(), at(14), 0.0, unchanged(fate)).unwrap_err();
+            assert_eq!(state.may_hand_off(&timing(), at(15), 1), may);
+        }
     }
 
     #[test]
@@ -649,13 +734,13 @@ mod tests {
         assert_eq!(state.wake_at(&timing()), Some(at(200)));
         assert_eq!(state.tick(&timing(), at(200)), Due::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold));
-        assert_eq!(state.next_op(&timing(), at(250)), Next::Nothing, "the lease is alive");
-        assert_eq!(state.reenter(&timing(), at(250)), Reentry::Lost(Loss::MaxHold));
+        assert_eq!(state.begin_release(&timing(), at(250)), Next::Nothing, "the lease is alive");
+        assert_eq!(state.enter_again(&timing(), at(250)), Err(Reentry::Lost(Loss::MaxHold)));
         assert_eq!(state.wake_at(&timing()), Some(at(300)));
         assert_eq!(state.tick(&timing(), at(300)), Due::Flush);
         assert_eq!(state.tick(&timing(), at(301)), Due::Nothing, "once");
-        assert_eq!(state.next_op(&timing(), at(301)), Next::Op(Op::Release));
-        state.flushed(&timing(), at(302), Op::Release, Ok(None)).unwrap();
+        assert_eq!(state.begin_release(&timing(), at(301)), Next::Release);
+        state.released(&timing(), at(302), Ok(None)).unwrap();
         assert!(state.is_over());
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold), "lost is terminal");
 
@@ -663,8 +748,8 @@ mod tests {
         state.lose(Loss::Closed, Some(at(150)));
         state.leave(&timing(), at(60));
         assert_eq!(
-            state.next_op(&timing(), at(60)),
-            Next::Op(Op::Release),
+            state.begin_release(&timing(), at(60)),
+            Next::Release,
             "dropped before the grace"
         );
     }
@@ -673,8 +758,8 @@ mod tests {
     fn grant_copies_that_may_still_arrive_are_swept() {
         let mut state = State::granted(at(0), at(333), None, Some(at(900)));
         state.leave(&timing(), at(10));
-        state.next_op(&timing(), at(10));
-        state.flushed(&timing(), at(11), Op::Release, Ok(None)).unwrap();
+        state.begin_release(&timing(), at(10));
+        state.released(&timing(), at(11), Ok(None)).unwrap();
         assert_eq!(state.sweep(&timing(), at(11)), Some((at(11), at(900))));
         assert_eq!(state.sweep(&timing(), at(900)), None);
     }
@@ -692,16 +777,16 @@ mod tests {
         for (now, explained) in [(987, true), (988, false)] {
             let mut state = held();
             state.leave(&timing(), at(10));
-            state.next_op(&timing(), at(10));
-            assert!(state.flushed(&timing(), at(20), Op::Release, Err(unavailable())).is_err());
-            state.next_op(&timing(), at(30));
-            let result = state.flushed(&timing(), at(now), Op::Release, Ok(Some(Absence::Gone)));
+            state.begin_release(&timing(), at(10));
+            assert!(state.released(&timing(), at(20), Err(unavailable())).is_err());
+            state.begin_release(&timing(), at(30));
+            let result = state.released(&timing(), at(now), Ok(Some(Absence::Gone)));
             assert_eq!(result.is_ok(), explained);
         }
         let mut state = held();
         state.leave(&timing(), at(10));
-        state.next_op(&timing(), at(10));
-        let result = state.flushed(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone)));
+        state.begin_release(&timing(), at(10));
+        let result = state.released(&timing(), at(20), Ok(Some(Absence::Gone)));
         assert_eq!(result.unwrap_err().loss(), Some(Loss::Gone));
     }
 
@@ -711,7 +796,7 @@ mod tests {
         state.forget();
         assert!(state.is_over());
         assert_eq!(state.wake_at(&timing()), None);
-        assert_eq!(state.next_op(&timing(), at(1)), Next::Nothing);
+        assert_eq!(state.begin_release(&timing(), at(1)), Next::Nothing);
     }
 
     #[test]
@@ -757,23 +842,17 @@ mod tests {
 
         let mut state = held();
         state.leave(&timing(), at(10));
-        state.next_op(&timing(), at(10));
-        state.flushed(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone))).unwrap_err();
+        state.begin_release(&timing(), at(10));
+        state.released(&timing(), at(20), Ok(Some(Absence::Gone))).unwrap_err();
         assert_eq!(state.loss(), Some(Loss::Gone));
     }
 
     #[test]
-    fn reentry_or_release_that_finds_another_type_is_a_loss() {
-        let wrong = || Error::new(ErrorKind::WrongType, "test");
+    fn mode_change_that_finds_another_type_is_a_loss() {
         let mut state = held();
-        state.reenter(&timing(), at(10));
-        let failed = NestedVerdict::Failed(wrong());
-        state.reentered(&timing(), at(11), 0.0, failed, true).unwrap_err();
-        assert_eq!(state.phase(), Phase::Lost(Loss::Taken));
-
-        let mut state = held();
-        let error = state.flushed(&timing(), at(11), Op::Record(1), Err(wrong())).unwrap_err();
-        assert_eq!(error.loss(), Some(Loss::Taken));
+        state.begin_mode_change(&timing(), at(10)).unwrap();
+        let failed = ChangeVerdict::Failed(Error::new(ErrorKind::WrongType, "test"));
+        state.end_mode_change(&timing(), at(11), 0.0, failed).unwrap_err();
         assert_eq!(state.phase(), Phase::Lost(Loss::Taken));
     }
 
@@ -783,7 +862,7 @@ mod tests {
         assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
         assert_eq!(state.tick(&timing(), at(399)), Due::Nothing);
         assert_eq!(state.tick(&timing(), at(400)), Due::TakenBack);
-        assert_eq!(state.next_op(&timing(), at(400)), Next::Op(Op::Release));
+        assert_eq!(state.begin_release(&timing(), at(400)), Next::Release);
         assert!(!state.accept(&timing(), at(400), None));
         // After a reconnect it is not sure any more.
         let mut state = held().hand_off(at(0));
@@ -813,31 +892,31 @@ mod tests {
     #[test]
     fn hold_without_a_live_lease_is_not_renewed_and_ends_by_loss() {
         let mut state = held();
-        state.reenter(&timing(), at(10));
+        state.begin_mode_change(&timing(), at(10)).unwrap();
         state.leave(&timing(), at(20));
-        assert_eq!(state.phase(), Phase::Held, "the nested call may still be granted");
+        assert_eq!(state.phase(), Phase::Held, "its mode is being changed");
         assert_eq!(state.wake_at(&timing()), Some(at(888)));
         assert_eq!(state.tick(&timing(), at(400)), Due::Nothing);
         assert_eq!(state.tick(&timing(), at(888)), Due::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert!(state.is_over() && state.is_busy());
-        assert_eq!(state.next_op(&timing(), at(888)), Next::Nothing);
+        assert_eq!(state.begin_release(&timing(), at(888)), Next::Nothing);
     }
 
     #[test]
     fn release_that_is_not_polled_ends_with_the_key() {
         let mut state = held();
         state.leave(&timing(), at(20));
-        assert_eq!(state.next_op(&timing(), at(20)), Next::Op(Op::Release));
+        assert_eq!(state.begin_release(&timing(), at(20)), Next::Release);
         assert_eq!(state.wake_at(&timing()), Some(at(988)));
         assert_eq!(state.tick(&timing(), at(987)), Due::Nothing);
         assert!(!state.is_over());
         assert_eq!(state.tick(&timing(), at(988)), Due::Nothing);
         assert!(state.is_over() && state.is_busy());
-        assert_eq!(state.next_op(&timing(), at(988)), Next::Nothing);
+        assert_eq!(state.begin_release(&timing(), at(988)), Next::Nothing);
         // A release that is owed ends some attempts after its time.
         let mut state = held();
-        state.reenter(&timing(), at(10));
+        state.begin_mode_change(&timing(), at(10)).unwrap();
         state.lose(Loss::Closed, Some(at(900)));
         assert_eq!(state.tick(&timing(), at(900)), Due::Flush);
         let end = state.wake_at(&timing()).expect("it is checked again");
@@ -888,18 +967,15 @@ mod tests {
 
     #[test]
     fn lease_that_is_forgotten_leaves_a_hold_with_another_as_is() {
-        let mut state = held();
-        state.reenter(&timing(), at(10));
-        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
-        state.reentered(&timing(), at(11), 0.0, granted, true).unwrap();
+        let mut state = entered();
         state.forget();
         assert_eq!(state.phase(), Phase::Held);
         assert!(state.wake_at(&timing()).is_some(), "still renewed");
 
-        let mut entering = held();
-        entering.reenter(&timing(), at(10));
-        entering.forget();
-        assert_eq!(entering.phase(), Phase::Held, "the re-entry decides");
+        let mut changing = held();
+        changing.begin_mode_change(&timing(), at(10)).unwrap();
+        changing.forget();
+        assert_eq!(changing.phase(), Phase::Held, "the change decides");
     }
 
     #[test]
@@ -927,7 +1003,7 @@ mod tests {
         state.leave(&timing(), at(100));
         assert!(!state.needs_flush());
         state.leave(&timing(), at(100));
-        assert_eq!((state.next_op(&timing(), at(100)), state.live()), (Next::Op(Op::Release), 0));
+        assert_eq!((state.begin_release(&timing(), at(100)), state.live()), (Next::Release, 0));
         assert!(!state.join(&timing(), at(50)), "it is being released");
     }
 
@@ -949,11 +1025,10 @@ mod tests {
             verdict(state, 20, attempt, 10, failed);
             assert_eq!(state.phase(), Phase::AtRisk);
         }));
-        assert!(!joins(&|state| assert_eq!(state.reenter(&timing(), at(10)), Reentry::Count(2))));
+        assert!(!joins(&|state| assert!(state.begin_mode_change(&timing(), at(10)).unwrap())));
         assert!(!joins(&|state| {
-            state.reenter(&timing(), at(10));
-            let failed = NestedVerdict::Failed(unavailable());
-            assert!(state.reentered(&timing(), at(20), 0.0, failed, false).is_err());
+            state.begin_mode_change(&timing(), at(10)).unwrap();
+            state.end_mode_change(&timing(), at(20), 0.0, unchanged(Fate::Unknown)).unwrap_err();
         }));
         assert!(!joins(&|state| state.lose(Loss::Revoked, None)));
         assert!(!joins(&|state| state.max_until = Some(at(50))));

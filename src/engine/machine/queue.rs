@@ -343,6 +343,12 @@ impl Queue {
         silent_since.map(|since| Silence { since, heard: *heard })
     }
 
+    /// Returns the hold of a name that has this holder id.
+    pub(in crate::engine) fn hold_of(&self, name: &Name, holder: HolderId) -> Option<Arc<Hold>> {
+        let state = self.lock();
+        state.names.get(name)?.holds().find(|hold| hold.holder == holder).cloned()
+    }
+
     /// Returns the holds that this process has of a name.
     pub(crate) fn holds_of(&self, name: &Name) -> Vec<Arc<Hold>> {
         let state = self.lock();

@@ -4,7 +4,7 @@ use super::description::Description;
 use super::options::Options;
 use crate::clock::Instant;
 use crate::engine::machine::heirs::Heirs;
-use crate::engine::machine::hold::{Next, Op, Phase, State};
+use crate::engine::machine::hold::{Next, Phase, State};
 use crate::engine::machine::seat::Seat;
 use crate::engine::machine::share::{Share, Shares};
 use crate::engine::machine::timing::Timing;
@@ -312,7 +312,7 @@ impl Hold {
         }
     }
 
-    /// Waits until no operation that writes the count is in flight, or the hold is over.
+    /// Waits until neither a change of the mode nor the release is in flight, or the hold is over.
     pub(crate) async fn until_idle(&self) {
         self.until(|hold| (!hold.is_busy() || hold.is_over()).then_some(())).await;
     }
@@ -335,13 +335,17 @@ impl Hold {
         inner.state.needs_flush()
     }
 
-    /// Returns the next operation for the store, and the mark that it leaves, if it is a release. After [`Next::Op`],
-    /// [`Hold::flushed`] must follow.
-    pub(in crate::engine) fn next_op(&self, timing: &Timing, now: Instant) -> (Next, Option<Keep>) {
+    /// Begins the release, if it is due. Returns with it the mark that it leaves. After [`Next::Release`],
+    /// [`Hold::apply_release`] must follow.
+    pub(in crate::engine) fn begin_release(
+        &self,
+        timing: &Timing,
+        now: Instant,
+    ) -> (Next, Option<Keep>) {
         // The change wakes no task and moves no time, so it needs no `update`.
         let state = &mut self.lock().state;
-        let next = state.next_op(timing, now);
-        let mark = if next == Next::Op(Op::Release) { state.mark(timing, now) } else { None };
+        let next = state.begin_release(timing, now);
+        let mark = if next == Next::Release { state.mark(timing, now) } else { None };
         (next, mark)
     }
 }

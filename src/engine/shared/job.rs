@@ -2,21 +2,22 @@
 
 use super::hold::Hold;
 use crate::clock::Instant;
-use crate::engine::machine::hold::Op;
-use crate::store::{Acquired, HolderId, Released, StoreFuture, Target};
+use crate::store::{Acquired, HolderId, Name, Released, StoreFuture, Target};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A job for the engine.
 pub(crate) enum Job {
-    /// Record a hold's count in the store, or release the hold.
+    /// Release a hold.
     Flush(Arc<Hold>),
+    /// Record the count of the hold that has this holder id.
+    Record { name: Name, holder: HolderId },
     /// End a hold without a lease at `until`.
     Linger { hold: Arc<Hold>, until: Instant },
-    /// Await an operation on a hold, then flush it.
-    Finish { hold: Arc<Hold>, op: Op, verdict: StoreFuture<Released> },
-    /// Await a nested acquire that no caller waits for.
-    FinishNested { hold: Arc<Hold>, count: u32, sent: Instant, verdict: StoreFuture<Acquired> },
+    /// Await the release of a hold, and repeat it if need be.
+    Finish { hold: Arc<Hold>, verdict: StoreFuture<Released> },
+    /// Await a change of the mode that no caller waits for.
+    FinishChange { hold: Arc<Hold>, sent: Instant, verdict: StoreFuture<Acquired> },
     /// Await an outermost acquire that no caller waits for, and release its grant.
     Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
     /// Release a holder id that may have been granted, or may still be.

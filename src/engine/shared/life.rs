@@ -8,7 +8,7 @@ use super::options::Options;
 use crate::clock::Instant;
 use crate::engine::acquire::turn::Turn;
 use crate::engine::machine::heirs::Heirs;
-use crate::engine::machine::hold::{NestedVerdict, Op, Phase, Reentry, State};
+use crate::engine::machine::hold::{ChangeVerdict, Phase, Recorder, Reentry, State};
 use crate::engine::machine::schedule::Group;
 use crate::engine::machine::share::Share;
 use crate::error::{Error, Loss, Result};
@@ -155,6 +155,7 @@ impl Hold {
         });
         let failure = believed_until.and_then(|_| inner.failure.clone());
         let sweep = (over && !was_over).then(|| inner.state.sweep(&core.timing, now)).flatten();
+        let records = inner.state.queue_record();
         drop(inner);
 
         if let (Some(_), Phase::Lost(_), Some(lost)) = (believed_until, is, self.lost.get()) {
@@ -163,6 +164,9 @@ impl Hold {
         if let Some((from, until)) = sweep {
             let sweep = Sweep::late(self.target(), self.holder, from, until);
             core.submit(Job::Sweep(sweep));
+        }
+        if records {
+            core.submit(Job::Record { name: self.name.clone(), holder: self.holder });
         }
         if let Some(seat) = seat {
             core.queue.leave_at(now, &self.name, seat.number());
@@ -330,7 +334,7 @@ impl Hold {
         self.lock().state.report(core.now());
     }
 
-    /// Returns whether the store is to hear of what has changed.
+    /// Returns whether a release is due.
     pub(in crate::engine) fn needs_flush(&self) -> bool {
         self.lock().state.needs_flush()
     }
@@ -341,23 +345,45 @@ impl Hold {
         }
     }
 
-    /// Begins a re-entry. After [`Reentry::Count`], [`Hold::reentered`] must follow.
-    pub(crate) fn reenter(self: &Arc<Self>, core: &Arc<Core>) -> Reentry {
-        self.update(core, |state, now| state.reenter(&core.timing, now))
+    /// Adds a lease of the handle that has the hold. Returns why not if it cannot.
+    pub(crate) fn enter_again(self: &Arc<Self>, core: &Arc<Core>) -> Result<(), Reentry> {
+        self.update(core, |state, now| state.enter_again(&core.timing, now))
     }
 
-    /// Applies the verdict on a nested acquire. With `keep`, a grant adds one lease.
-    pub(crate) fn reentered(
+    /// Begins a change of the mode, if the hold has one lease. Returns whether it does; [`Hold::end_mode_change`] must
+    /// follow then, or the hold of the new mode.
+    pub(in crate::engine) fn begin_mode_change(
         self: &Arc<Self>,
         core: &Arc<Core>,
-        verdict: NestedVerdict,
-        keep: bool,
+    ) -> Result<bool, Reentry> {
+        self.update(core, |state, now| state.begin_mode_change(&core.timing, now))
+    }
+
+    /// Ends a change of the mode that made no hold of the new mode.
+    pub(in crate::engine) fn end_mode_change(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        verdict: ChangeVerdict,
     ) -> Result<()> {
         let result = self.update(core, |state, now| {
-            state.reentered(&core.timing, now, core.jitter(), verdict, keep)
+            state.end_mode_change(&core.timing, now, core.jitter(), verdict)
         });
         self.flush_if_needed(core);
         result
+    }
+
+    /// Applies the verdict on a record of the count, if it is still that of this hold. Returns whether it is.
+    pub(in crate::engine) fn end_record(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        by: Recorder,
+        verdict: Result<Option<Absence>>,
+    ) -> bool {
+        self.update(core, |state, now| {
+            let is_own = state.has_record();
+            state.end_record(&core.timing, now, by, verdict);
+            is_own
+        })
     }
 
     /// Ends one lease of a share without a release: the hold is left to expire.
@@ -367,23 +393,21 @@ impl Hold {
         self.update_locked(core, core.now(), inner, None, |state, _| state.forget());
     }
 
-    /// Applies the verdict on [`Hold::next_op`]. Returns the result for the caller that waits for
-    /// it.
-    pub(crate) fn flushed(
+    /// Applies the verdict on [`Hold::begin_release`]. Returns the result for the caller that waits for it.
+    pub(in crate::engine) fn apply_release(
         self: &Arc<Self>,
         core: &Arc<Core>,
         now: Instant,
-        op: Op,
         verdict: Result<Option<Absence>>,
     ) -> Result<()> {
-        if let (Op::Release, Ok(None)) = (op, &verdict) {
+        if let Ok(None) = &verdict {
             trace::later(Level::DEBUG, || {
                 let (name, fence) = (self.name.clone(), self.fence);
                 move || tracing::debug!(name = name.as_str(), fence, "released")
             });
             self.untell(core);
         }
-        self.update_at(core, now, |state, now| state.flushed(&core.timing, now, op, verdict))
+        self.update_at(core, now, |state, now| state.released(&core.timing, now, verdict))
     }
 
     /// Gives up a release that failed: the hold is left to expire.

@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Outermost grants carry a fencing token.
+    /// Grants carry a fencing token.
     pub fencing: bool,
     /// A grant reserves [`Fencing::block`](crate::store::Fencing::block) fencing tokens. Otherwise it has one token,
     /// and its hold is not handed off in memory.

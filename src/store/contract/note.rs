@@ -64,7 +64,7 @@ impl fmt::Display for Note {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Steal {
-    /// The outermost acquire of the new holder. Its holder id names the act.
+    /// The acquire of the new holder. Its holder id names the act.
     pub acquire: Acquire,
     /// The holder from which it is taken, as [`Store::inspect`] reports it. It is taken from no other.
     pub from: String,

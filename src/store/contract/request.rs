@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{SetVerdicts, StoreFuture, failed};
 use std::time::Duration;
 
-/// The number of fencing tokens that an outermost grant reserves, and how long the last one is remembered.
+/// The number of fencing tokens that a grant reserves, and how long the last one is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fencing {
@@ -38,13 +38,11 @@ impl Fencing {
 pub struct Acquire {
     /// The name and the mode to acquire.
     pub target: Target,
-    /// The holder: a new id for each outermost acquire, the same one in its retries and nested calls.
+    /// The holder: a new id for each hold, the same one in its retries.
     pub holder: HolderId,
-    /// The hold count after the grant: 1 for an outermost acquire.
-    pub count: u32,
     /// The time to live to grant, in whole milliseconds.
     pub ttl: Duration,
-    /// The fencing tokens to reserve; `None` for none, and for nested acquires.
+    /// The fencing tokens to reserve; `None` for none.
     pub fencing: Option<Fencing>,
     /// The time that the attempt may take.
     pub timeout: Duration,
@@ -97,17 +95,11 @@ impl Place {
 }
 
 impl Acquire {
-    /// Creates an outermost acquire without fencing tokens.
+    /// Creates a request without fencing tokens.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, ttl: Duration, timeout: Duration) -> Self {
         let (fencing, converts, place) = (None, false, None);
-        Self { target, holder, count: 1, ttl, fencing, timeout, converts, place }
-    }
-
-    /// Sets the [`count`](Self::count). Above 1, it is a nested acquire.
-    #[must_use]
-    pub fn with_count(self, count: u32) -> Self {
-        Self { count, ..self }
+        Self { target, holder, ttl, fencing, timeout, converts, place }
     }
 
     /// Sets the [`fencing`](Self::fencing) tokens to reserve.
@@ -130,7 +122,7 @@ impl Acquire {
 
     /// Returns whether a refusal takes a place in the order of waiters.
     pub(crate) fn takes_place(&self) -> bool {
-        self.count == 1 && self.place.is_some_and(|place| !place.kept.is_zero())
+        self.place.is_some_and(|place| !place.kept.is_zero())
     }
 
     /// Returns the name, for a store that has no mode but [`Mode::Exclusive`](crate::store::Mode::Exclusive) and keeps
@@ -160,7 +152,7 @@ impl Acquire {
     }
 }
 
-/// Asks to lower a hold count, or to release a name.
+/// Asks to release a name, or to record a hold count.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Release {
@@ -168,7 +160,7 @@ pub struct Release {
     pub target: Target,
     /// The holder.
     pub holder: HolderId,
-    /// The hold count to leave; 0 releases the name.
+    /// The hold count to record, which may be higher or lower than the one before; 0 releases the name.
     pub count: u32,
     /// The time that the attempt may take.
     pub timeout: Duration,
@@ -185,7 +177,7 @@ pub struct Release {
 }
 
 impl Release {
-    /// Creates a request that leaves a hold count; 0 releases the name.
+    /// Creates a request that records a hold count; 0 releases the name.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, count: u32, timeout: Duration) -> Self {
         Self { target, holder, count, timeout, place: None, keep: None }

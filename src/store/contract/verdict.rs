@@ -25,13 +25,13 @@ pub enum Acquired {
         /// `None` if there is none, or if the request had no place.
         oldest: Option<Duration>,
     },
-    /// An outermost acquire found another holder.
+    /// There is another holder.
     #[non_exhaustive]
     Held {
         /// Its time to live, if the store [knows it](crate::store::Capabilities::time_left).
         remaining: Option<Duration>,
     },
-    /// A nested acquire found that the hold is no longer there.
+    /// A change of the mode found that the hold is no longer there.
     NotYours(Absence),
 }
 

@@ -215,7 +215,7 @@ impl State {
         let (name, mode) = (&request.target.name, request.target.mode);
         self.of_kind(name, mode.kind(), now)?;
         match mode {
-            Mode::Exclusive => match request.place.filter(|_| request.count == 1) {
+            Mode::Exclusive => match request.place {
                 Some(place) => Ok(self.acquire_in_line(request, place, now)),
                 None => Ok(self.acquire_exclusive(request, now)),
             },
@@ -259,19 +259,17 @@ impl State {
         let name = &request.target.name;
         match self.own(name, request.holder, now) {
             Ok(entry) => {
-                entry.count = request.count;
                 entry.expires = expires;
                 Acquired::granted(now, entry.fence)
             }
-            Err(absence) if request.count > 1 => Acquired::NotYours(absence),
             Err(Absence::Taken | Absence::Stolen | Absence::Forced) => self.held(name, now),
             Err(Absence::Gone) => {
                 self.sweep(now);
                 let fence = request.fencing.map(|fencing| self.fence(name, fencing, now));
-                let (holder, count) = (request.holder, request.count);
+                let holder = request.holder;
                 self.holds.insert(
                     name.clone(),
-                    Entry { holder, count, fence, expires, metadata: None, closed: None },
+                    Entry { holder, count: 1, fence, expires, metadata: None, closed: None },
                 );
                 Acquired::granted(now, fence)
             }

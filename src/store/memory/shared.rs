@@ -90,9 +90,7 @@ impl Shared {
         match self.holds.iter().position(|hold| hold.holder == *holder) {
             Some(at) if request.converts => Ok(self.convert(at, request, now, fence)),
             Some(at) => Ok(self.again(at, request, now).into()),
-            None if request.count > 1 || request.converts => {
-                Ok(Acquired::NotYours(self.absence(target.mode)).into())
-            }
+            None if request.converts => Ok(Acquired::NotYours(self.absence(target.mode)).into()),
             None => Ok(self.enter(request, now, fence).into()),
         }
     }
@@ -147,7 +145,7 @@ impl Shared {
         if (request.target.mode, hold.mode) == (Mode::Write, Mode::Read) {
             return Acquired::held(Some(hold.expires.saturating_duration_since(now)));
         }
-        (hold.count, hold.expires) = (request.count, now + request.ttl);
+        hold.expires = now + request.ttl;
         Acquired::granted(now, hold.fence)
     }
 
@@ -170,9 +168,10 @@ impl Shared {
         let downgrades = (self.holds[at].mode, mode) == (Mode::Write, Mode::Read);
         let hold = &mut self.holds[at];
         if upgrades || downgrades {
+            (hold.mode, hold.count) = (mode, 1);
             hold.fence = request.fencing.map(fence);
         }
-        (hold.mode, hold.count, hold.expires) = (mode, request.count, now + request.ttl);
+        hold.expires = now + request.ttl;
         Outcome { verdict: Acquired::granted(now, hold.fence), wakes: downgrades }
     }
 
@@ -197,7 +196,7 @@ impl Shared {
             Mode::Permits { .. } => None,
             Mode::Exclusive | Mode::Read | Mode::Write => request.fencing.map(fence),
         };
-        let (holder, count, expires) = (request.holder, request.count, now + request.ttl);
+        let (holder, count, expires) = (request.holder, 1, now + request.ttl);
         self.holds.push(Hold { holder, mode, count, fence, expires });
         Acquired::granted(now, fence)
     }
@@ -289,7 +288,7 @@ impl Shared {
         if self.holds.iter().all(shares) { Absence::Gone } else { Absence::Taken }
     }
 
-    /// Lowers the count of a hold, or ends it.
+    /// Sets the count of a hold, or ends it.
     pub(super) fn release(&mut self, holder: HolderId, mode: Mode, count: u32) -> Ended {
         let at = self.holds.iter().position(|hold| hold.holder == holder);
         let Some(at) = at else { return Ended { wakes: false, absence: Some(self.absence(mode)) } };

@@ -3,14 +3,13 @@
 use super::holds::Held;
 use super::node::Ballot;
 use super::node::admission::refused;
-use super::node::node_modes::stray;
 use super::node::same_server::abstain;
-use super::tally::{Tally, absence, describe_acquired};
+use super::tally::{Tally, describe_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
-use crate::store::{Absence, Acquire, Acquired, Mode, Place, Release, StoreFuture, failed, usable};
+use crate::store::{Acquire, Acquired, Mode, Place, Release, StoreFuture, failed, usable};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -54,9 +53,8 @@ impl Inner {
                 (request.target.clone(), request.holder, request.timeout);
             let converts = request.converts;
             let verdict = inner.decide(request).await;
-            let outermost = verdict.as_ref().is_ok_and(granted) && inner.is_outermost(holder);
-            let outermost = outermost && !converts;
-            if answer.send(verdict).is_err() && outermost {
+            let is_new = !converts && verdict.as_ref().is_ok_and(granted);
+            if answer.send(verdict).is_err() && is_new {
                 // The caller is gone.
                 let _ = inner.release(Release::new(target, holder, 0, timeout)).await;
             }
@@ -68,18 +66,11 @@ impl Inner {
         })
     }
 
-    fn is_outermost(&self, holder: crate::store::HolderId) -> bool {
-        self.holds.living(holder).is_some_and(|held| held.count == 1)
-    }
-
     async fn decide(self: &Arc<Self>, mut request: Acquire) -> Result<Acquired> {
         let shares = request.target.mode.kind() == Kind::ReadWrite;
         if shares && request.converts {
             // Boxed, so that the other tasks stay small.
             return Box::pin(Arc::clone(self).convert(request)).await;
-        }
-        if request.count > 1 {
-            return self.reenter(request).await;
         }
         match self.holds.living(request.holder).filter(|_| shares) {
             // A late copy of a request: the holder has changed its mode since.
@@ -89,14 +80,14 @@ impl Inner {
             }
             Some(held) => {
                 request.target.mode = held.mode;
-                self.acquire_outermost(request).await
+                self.acquire_new(request).await
             }
-            None => self.acquire_outermost(request).await,
+            None => self.acquire_new(request).await,
         }
     }
 
-    /// Acquires a name that this process does not hold.
-    async fn acquire_outermost(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
+    /// Acquires a name that this process does not hold, or grants it again to a holder that has it.
+    async fn acquire_new(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
         let start = self.clock.now();
         let mut ballot = 0;
         loop {
@@ -203,53 +194,6 @@ impl Inner {
             }
         }
         Some(tally.no_majority(describe_acquired))
-    }
-
-    /// Acquires re-entrantly: makes no key, and keeps the existing ones.
-    async fn reenter(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
-        let (held, limit) = (self.holds.find(request.holder), node_limit(request.timeout));
-        let holder = held.as_ref().map_or(request.holder, |held| held.holder);
-        let sent = self.clock.now();
-        let (_undecided, ballot) = Ballot::new(sent);
-        let mut tally = self.ask(|node, answers| {
-            let counts = held.as_ref().is_none_or(|held| held.counts(node.index));
-            let (holder, target) = (node.holder_id(holder), request.target.clone());
-            let request =
-                Acquire { target, holder, fencing: None, place: None, timeout: limit, ..request };
-            let ballot = ballot.clone();
-            async move {
-                if counts {
-                    node.reacquire(request, ballot, answers).await;
-                } else {
-                    answers.send(node.index, Err(stray()));
-                }
-            }
-        });
-        let majority = tally.majority();
-        tally
-            .collect(request.timeout, |tally| {
-                let votes = tally.votes(granted);
-                votes.yes >= majority || votes.no >= majority
-            })
-            .await;
-        let votes = tally.votes(granted);
-        if votes.yes >= majority {
-            let until = sent + request.ttl;
-            self.holds.update(request.holder, |held| {
-                held.count = request.count;
-                held.until = held.until.max(until);
-            });
-            return Ok(Acquired::granted(sent, None));
-        }
-        if votes.no >= majority {
-            let absences = tally.verdicts().filter_map(|verdict| match verdict {
-                Acquired::Granted { .. } => None,
-                Acquired::Held { .. } => Some(Absence::Taken),
-                Acquired::NotYours(absence) => Some(*absence),
-            });
-            return Ok(Acquired::NotYours(absence(absences, votes, majority)));
-        }
-        Err(tally.no_majority(describe_acquired))
     }
 }
 

@@ -35,7 +35,7 @@ impl Inner {
         if known.is_none() {
             // Another handle may have acquired it.
             let (places, sides) = (Places::all(), Some(Sides::default()));
-            let (count, ttl, until) = (request.count, request.ttl, sent + request.ttl);
+            let (count, ttl, until) = (1, request.ttl, sent + request.ttl);
             let (mode, releasing) = (Mode::Read, false);
             let held = Held { holder, count, ttl, until, releasing, places, mode, sides };
             self.holds.insert(outer, held, sent);
@@ -64,7 +64,7 @@ impl Inner {
         self.holds.update(outer, |held| {
             held.mode = if is_changed { mode } else { Mode::Read };
             if is_changed {
-                (held.count, held.until) = (request.count, held.until.max(sent + request.ttl));
+                (held.count, held.until) = (1, held.until.max(sent + request.ttl));
             }
         });
         decide.send_replace(Some(is_changed));

@@ -73,7 +73,7 @@ struct Map {
 }
 
 impl Holds {
-    /// Returns the holder id for an outermost acquire: that of the living hold, or one that was never used.
+    /// Returns the holder id for an acquire: that of the living hold, or one that was never used.
     ///
     /// So a release of an earlier attempt that is still in flight cannot undo a later attempt.
     pub(super) fn holder_for(&self, holder: HolderId) -> HolderId {

@@ -9,13 +9,13 @@ use tokio::time::timeout;
 /// There is one after every operation that leaves a hold. Clause 3.
 pub async fn there_is_always_a_time_to_live(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("ttl")).await;
-    for step in ["grant", "same", "nested", "renewal", "release", "rival"] {
+    for step in ["grant", "same", "count", "renewal", "release", "rival"] {
         match step {
-            "grant" | "same" => drop(granted(party.acquire(1).await)),
-            "nested" => drop(granted(party.acquire(2).await)),
+            "grant" | "same" => drop(granted(party.acquire().await)),
+            "count" => recorded(party.release(2).await),
             "renewal" => assert_eq!(renewed(party.renew().await), None),
             "release" => assert_eq!(released(party.release(1).await), None),
-            _ => drop(held(rival.acquire(1).await)),
+            _ => drop(held(rival.acquire().await)),
         }
         let holding = party.holding().await.expect("held");
         let told = party.store.capabilities().time_left;
@@ -27,13 +27,13 @@ pub async fn there_is_always_a_time_to_live(harness: &dyn Harness) {
 pub async fn hold_expires_after_its_time_to_live_and_not_before(harness: &dyn Harness) {
     let (holder, rival) = Party::two(harness, &unique("expiry")).await;
     let holder = holder.short();
-    let grant = granted(holder.acquire(1).await);
+    let grant = granted(holder.acquire().await);
     let running = holder.now();
     // A clock that runs 1 % faster, and rounding: the engine allows for both.
     let promised = holder.ttl - holder.ttl / 100 - Duration::from_millis(2);
     loop {
         let asked = rival.now().saturating_duration_since(running);
-        match rival.acquire(1).await {
+        match rival.acquire().await {
             Ok(Acquired::Held { remaining }) => {
                 assert!(asked <= holder.ttl + harness.slack(), "held after {asked:?}");
                 let pause = remaining.unwrap_or_default() / 2;
@@ -54,7 +54,7 @@ pub async fn expired_hold_does_not_come_back(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("expired")).await.short();
     party.lapse().await;
     assert_eq!(party.holding().await, None);
-    assert_eq!(not_yours(party.acquire(2).await), Absence::Gone);
+    assert_eq!(released(party.release(2).await), Some(Absence::Gone));
     assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
     assert_eq!(released(party.release(1).await), Some(Absence::Gone));
     assert_eq!(released(party.release(0).await), Some(Absence::Gone));
@@ -66,11 +66,11 @@ pub async fn expired_hold_does_not_come_back(harness: &dyn Harness) {
 pub async fn renewed_hold_outlives_its_first_time_to_live(harness: &dyn Harness) {
     let (mut party, rival) = Party::two(harness, &unique("outlive")).await;
     party.ttl = harness.ttl();
-    granted(party.acquire(1).await);
+    granted(party.acquire().await);
     party.ttl = LONG;
     assert_eq!(renewed(party.renew().await), None);
     harness.elapse(harness.ttl() + harness.slack()).await;
-    held(rival.acquire(1).await);
+    held(rival.acquire().await);
     assert!(party.holds(1).await);
 }
 
@@ -80,7 +80,7 @@ pub async fn verdicts_say_when_the_request_left(harness: &dyn Harness) {
     for round in 0..10 {
         let before = party.now();
         let sent = if round % 2 == 0 {
-            granted(party.acquire(1).await).sent
+            granted(party.acquire().await).sent
         } else {
             let renewed = party.renew().await.expect("verdicts");
             renewed.sent
@@ -100,14 +100,14 @@ pub async fn verdicts_say_when_the_request_left(harness: &dyn Harness) {
 pub async fn deleted_hold_is_gone(harness: &dyn Harness) {
     let name = unique("deleted");
     let (party, rival) = Party::two(harness, &name).await;
-    granted(party.acquire(1).await);
+    granted(party.acquire().await);
     harness.lose(&name).await;
     assert_eq!(party.holding().await, None);
     assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
-    assert_eq!(not_yours(party.acquire(2).await), Absence::Gone);
+    assert_eq!(released(party.release(2).await), Some(Absence::Gone));
     assert_eq!(released(party.release(1).await), Some(Absence::Gone));
     assert_eq!(released(party.release(0).await), Some(Absence::Gone));
-    granted(rival.acquire(1).await);
+    granted(rival.acquire().await);
     assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
 }
 
@@ -115,11 +115,11 @@ pub async fn deleted_hold_is_gone(harness: &dyn Harness) {
 pub async fn forced_release_ends_any_hold(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("force")).await;
     assert!(!other.force().await);
-    granted(party.acquire(1).await);
-    granted(party.acquire(2).await);
+    granted(party.acquire().await);
+    recorded(party.release(2).await);
     assert!(other.force().await);
     assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
-    granted(other.acquire(1).await);
+    granted(other.acquire().await);
 }
 
 /// The test waits as the engine does: it asks once more before it sleeps.
@@ -128,7 +128,7 @@ async fn listen(party: &Party<'_>) -> Option<Wakeups> {
     let wakeups = party.store.subscribe(wait).await;
     let wakeups = wakeups.expect("the store takes subscriptions");
     assert_eq!(wakeups.is_some(), party.store.capabilities().wakeups);
-    held(party.acquire(1).await);
+    held(party.acquire().await);
     wakeups
 }
 
@@ -142,9 +142,9 @@ async fn heard(wakeups: Option<Wakeups>) -> bool {
 /// It wakes all that subscribed before. A release that only lowers the count need not.
 pub async fn last_release_wakes_a_waiter(harness: &dyn Harness) {
     let (party, waiter) = Party::two(harness, &unique("wake")).await;
-    granted(party.acquire(1).await);
+    granted(party.acquire().await);
     let wakeups = listen(&waiter).await;
-    granted(party.acquire(2).await);
+    recorded(party.release(2).await);
     assert_eq!(released(party.release(1).await), None);
     assert_eq!(released(party.release(0).await), None);
     assert!(heard(wakeups).await, "the waiter sleeps on");
@@ -153,7 +153,7 @@ pub async fn last_release_wakes_a_waiter(harness: &dyn Harness) {
 /// It wakes a waiter as the last release does.
 pub async fn forced_release_wakes_a_waiter(harness: &dyn Harness) {
     let (party, waiter) = Party::two(harness, &unique("wake-force")).await;
-    granted(party.acquire(1).await);
+    granted(party.acquire().await);
     let wakeups = listen(&waiter).await;
     assert!(party.force().await);
     assert!(heard(wakeups).await, "the waiter sleeps on");
@@ -162,9 +162,9 @@ pub async fn forced_release_wakes_a_waiter(harness: &dyn Harness) {
 /// Its holds stay until they expire, and nothing changes for other handles. Clause 7.
 pub async fn closing_one_handle_leaves_the_leases(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("close")).await;
-    granted(party.acquire(1).await);
+    granted(party.acquire().await);
     party.store.close(PATIENCE).await;
-    held(other.acquire(1).await);
+    held(other.acquire().await);
     assert!(other.force().await);
-    granted(other.acquire(1).await);
+    granted(other.acquire().await);
 }

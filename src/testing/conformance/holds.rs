@@ -9,7 +9,7 @@ use uuid::Uuid;
 /// The grant carries a fencing token if the store has any, and other handles see the hold.
 pub async fn free_name_is_granted(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("free")).await;
-    let grant = granted(party.acquire(1).await);
+    let grant = granted(party.acquire().await);
     assert_eq!(grant.fence.is_some(), party.store.capabilities().fencing);
     assert!(party.holds(1).await);
     let seen = other.holding().await.map(|holding| holding.holder);
@@ -20,11 +20,11 @@ pub async fn free_name_is_granted(harness: &dyn Harness) {
 pub async fn held_name_is_refused_with_the_time_it_has_left(harness: &dyn Harness) {
     let (holder, rival) = Party::two(harness, &unique("held")).await;
     let since = holder.now();
-    granted(holder.acquire(1).await);
-    let left = held(rival.acquire(1).await);
+    granted(holder.acquire().await);
+    let left = held(rival.acquire().await);
     assert!(holder.fresh(left, since), "{left:?}");
     harness.elapse(harness.ttl()).await;
-    let less = held(rival.acquire(1).await);
+    let less = held(rival.acquire().await);
     assert!(less < left || left.is_none(), "{less:?} after {left:?}");
     assert!(holder.fresh(less, since), "{less:?}");
     assert!(holder.holds(1).await);
@@ -37,7 +37,7 @@ pub async fn only_one_of_many_rivals_is_granted(harness: &dyn Harness) {
     for _ in 0..5 {
         let mut party = Party::new(harness, &name).await;
         for _ in 0..5 {
-            let request = party.again().request(1);
+            let request = party.again().request();
             requests.spawn(party.store.acquire(request));
         }
     }
@@ -49,10 +49,10 @@ pub async fn only_one_of_many_rivals_is_granted(harness: &dyn Harness) {
 /// So a lost reply costs nothing: the request is sent again. Clause 5.
 pub async fn same_token_is_granted_again_with_the_same_fence(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("again")).await;
-    let first = granted(party.acquire(1).await);
+    let first = granted(party.acquire().await);
     harness.elapse(harness.ttl()).await;
     let since = party.now();
-    let second = granted(party.acquire(1).await);
+    let second = granted(party.acquire().await);
     assert_eq!(second.fence, first.fence);
     assert!(second.sent >= since);
     assert!(party.holds(1).await);
@@ -60,14 +60,14 @@ pub async fn same_token_is_granted_again_with_the_same_fence(harness: &dyn Harne
     assert!(party.fresh(left, since), "{left:?}");
 }
 
-/// It sets the requested count, higher or lower, and sets the time to live again. Clause 2.
-pub async fn nested_acquire_sets_the_count(harness: &dyn Harness) {
-    let party = Party::new(harness, &unique("nested")).await;
-    granted(party.acquire(1).await);
+/// It sets the count, higher or lower, and leaves the time to live as it is. Clause 2.
+pub async fn record_sets_the_count_and_nothing_else(harness: &dyn Harness) {
+    let party = Party::new(harness, &unique("count")).await;
+    let since = party.now();
+    granted(party.acquire().await);
     harness.elapse(harness.ttl()).await;
     for count in [2, 3, 3, 7, 2] {
-        let since = party.now();
-        granted(party.acquire(count).await);
+        recorded(party.release(count).await);
         assert!(party.holds(count.into()).await, "count {count}");
         let left = party.holding().await.and_then(|holding| holding.remaining);
         assert!(party.fresh(left, since), "{left:?}");
@@ -75,28 +75,28 @@ pub async fn nested_acquire_sets_the_count(harness: &dyn Harness) {
 }
 
 /// Its hold is gone, so the store must report that, and must not grant another. Clause 4.
-pub async fn nested_acquire_never_creates(harness: &dyn Harness) {
+pub async fn record_never_creates(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("creates")).await;
-    assert_eq!(not_yours(party.acquire(2).await), Absence::Gone);
+    assert_eq!(released(party.release(2).await), Some(Absence::Gone));
     assert_eq!(party.holding().await, None);
-    granted(rival.acquire(1).await);
-    assert_eq!(not_yours(party.acquire(2).await), Absence::Taken);
+    granted(rival.acquire().await);
+    assert_eq!(released(party.release(2).await), Some(Absence::Taken));
     assert!(rival.holds(1).await);
 }
 
 /// At a lower count the name is still held; at zero the next acquire is granted. Clause 2.
 pub async fn release_lowers_the_count_and_at_zero_gives_back(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("release")).await;
-    granted(party.acquire(1).await);
-    granted(party.acquire(3).await);
+    granted(party.acquire().await);
+    recorded(party.release(3).await);
     for count in [2, 1] {
         assert_eq!(released(party.release(count).await), None);
         assert!(party.holds(count.into()).await, "count {count}");
-        held(rival.acquire(1).await);
+        held(rival.acquire().await);
     }
     assert_eq!(released(party.release(0).await), None);
     assert_eq!(party.holding().await, None);
-    granted(rival.acquire(1).await);
+    granted(rival.acquire().await);
 }
 
 /// It neither lowers nor ends another hold, nor creates one. Clause 4.
@@ -106,8 +106,8 @@ pub async fn release_by_another_token_changes_nothing(harness: &dyn Harness) {
         assert_eq!(released(rival.release(count).await), Some(Absence::Gone));
         assert_eq!(party.holding().await, None);
     }
-    granted(party.acquire(1).await);
-    granted(party.acquire(2).await);
+    granted(party.acquire().await);
+    recorded(party.release(2).await);
     for count in [0, 1] {
         assert_eq!(released(rival.release(count).await), Some(Absence::Taken));
         assert!(party.holds(2).await);
@@ -117,8 +117,8 @@ pub async fn release_by_another_token_changes_nothing(harness: &dyn Harness) {
 /// Three renewals have the effect of one. Clause 2.
 pub async fn renewal_sets_the_time_to_live_and_never_adds_to_it(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("renew")).await;
-    granted(party.acquire(1).await);
-    granted(party.acquire(2).await);
+    granted(party.acquire().await);
+    recorded(party.release(2).await);
     harness.elapse(harness.ttl()).await;
     for _ in 0..3 {
         let since = party.now();
@@ -135,7 +135,7 @@ pub async fn renewal_never_creates(harness: &dyn Harness) {
     assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
     assert_eq!(party.holding().await, None);
     let since = rival.now();
-    granted(rival.acquire(1).await);
+    granted(rival.acquire().await);
     party.ttl = LONG * 10;
     assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
     assert!(rival.holds(1).await);
@@ -153,8 +153,8 @@ pub async fn batch_of_renewals_is_answered_one_by_one_in_order(harness: &dyn Har
         let name = Name::new(&format!("{name}:{i}")).expect("a good name");
         (party.name, rival.name) = (name.clone(), name);
         match i % 3 {
-            0 => drop(granted(party.again().acquire(1).await)),
-            1 => drop(granted(rival.again().acquire(1).await)),
+            0 => drop(granted(party.again().acquire().await)),
+            1 => drop(granted(rival.again().acquire().await)),
             _ => {}
         }
         batch.push(party.renewal());
@@ -178,7 +178,7 @@ pub async fn batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harness)
     for i in 0..size {
         party.name = name(i);
         party.ttl = if i % 2 == 0 { LONG } else { LONG / 2 };
-        granted(party.acquire(1).await);
+        granted(party.acquire().await);
         items.push(party.renewal().with_keep_fence(i % 3 == 0));
     }
     for ttl in [LONG / 3, LONG] {
@@ -198,11 +198,13 @@ pub async fn batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harness)
 /// Client libraries resend requests that they take for lost. Clause 2.
 pub async fn every_operation_may_run_twice(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("twice")).await;
-    for count in [1, 2] {
-        let first = granted(party.acquire(count).await);
-        let second = granted(party.acquire(count).await);
-        assert_eq!(first.fence, second.fence);
-        assert!(party.holds(count.into()).await);
+    let first = granted(party.acquire().await);
+    let second = granted(party.acquire().await);
+    assert_eq!(first.fence, second.fence);
+    assert!(party.holds(1).await);
+    for _ in 0..2 {
+        recorded(party.release(2).await);
+        assert!(party.holds(2).await);
     }
     for _ in 0..2 {
         assert_eq!(renewed(party.renew().await), None);
@@ -214,7 +216,7 @@ pub async fn every_operation_may_run_twice(harness: &dyn Harness) {
     }
     assert_eq!(released(party.release(0).await), None);
     assert_eq!(released(party.release(0).await), Some(Absence::Gone));
-    granted(rival.acquire(1).await);
+    granted(rival.acquire().await);
     assert!(rival.force().await);
     assert!(!rival.force().await);
     assert_eq!(party.holding().await, None);
@@ -223,15 +225,15 @@ pub async fn every_operation_may_run_twice(harness: &dyn Harness) {
 /// The late request is of an earlier hold, and the name has another holder by now. Clause 2.
 pub async fn what_arrives_late_changes_nothing(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("late")).await;
-    granted(party.acquire(1).await);
+    granted(party.acquire().await);
     assert_eq!(released(party.release(0).await), None);
-    granted(rival.acquire(1).await);
-    granted(rival.acquire(2).await);
-    assert_eq!(not_yours(party.acquire(2).await), Absence::Taken);
+    granted(rival.acquire().await);
+    recorded(rival.release(2).await);
+    assert_eq!(released(party.release(2).await), Some(Absence::Taken));
     assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
     assert_eq!(released(party.release(1).await), Some(Absence::Taken));
     assert_eq!(released(party.release(0).await), Some(Absence::Taken));
-    held(party.acquire(1).await);
+    held(party.acquire().await);
     assert!(rival.holds(2).await);
 }
 
@@ -240,8 +242,8 @@ pub async fn inspection_tells_who_holds(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("inspect")).await;
     assert_eq!(other.holding().await, None);
     let since = party.now();
-    granted(party.acquire(1).await);
-    granted(party.acquire(4).await);
+    granted(party.acquire().await);
+    recorded(party.release(4).await);
     let holding = other.holding().await.expect("held");
     assert_eq!(holding.holder, party.holder.to_string());
     assert_eq!(holding.hold_count, 4);
@@ -255,12 +257,12 @@ pub async fn what_is_not_a_lock_is_left_alone(harness: &dyn Harness) {
     let name = unique("type");
     let (party, other) = Party::two(harness, &name).await;
     let neighbour = Party::new(harness, &unique("neighbour")).await;
-    granted(neighbour.acquire(1).await);
+    granted(neighbour.acquire().await);
     let batch = vec![party.renewal(), neighbour.renewal(), party.renewal()];
     if harness.occupy(&name).await {
         for _ in 0..2 {
-            wrong_type(party.acquire(1).await);
-            wrong_type(party.acquire(2).await);
+            wrong_type(party.acquire().await);
+            wrong_type(party.release(2).await);
             wrong_type(party.release(1).await);
             wrong_type(party.release(0).await);
             wrong_type(party.look().await);
@@ -272,11 +274,11 @@ pub async fn what_is_not_a_lock_is_left_alone(harness: &dyn Harness) {
         assert!(matches!(verdicts.next(), Some(Ok(None))));
         wrong_type(verdicts.next().expect("a verdict"));
         // It is still there.
-        wrong_type(other.acquire(1).await);
+        wrong_type(other.acquire().await);
         harness.lose(&name).await;
     }
     assert!(neighbour.holds(1).await);
-    granted(party.acquire(1).await);
+    granted(party.acquire().await);
 }
 
 /// Names have braces, white space, control characters, letters of many scripts, and up to 512 bytes.
@@ -293,8 +295,8 @@ pub async fn names_are_taken_as_they_are(harness: &dyn Harness) {
     for name in &names {
         party.name = Name::new(name).expect("a good name");
         rival.name = party.name.clone();
-        granted(party.again().acquire(1).await);
-        held(rival.acquire(1).await);
+        granted(party.again().acquire().await);
+        held(rival.acquire().await);
         grants.push((party.name.clone(), party.holder));
     }
     for (name, holder) in grants {

@@ -20,7 +20,7 @@ fn waits(seconds: u64) -> Place {
 const TRIES: Place = Place { waited: Duration::ZERO, kept: Duration::ZERO };
 
 async fn asks(party: &Party<'_>, place: Place) -> Result<Acquired> {
-    party.store.acquire(party.request(1).with_place(Some(place))).await
+    party.store.acquire(party.request().with_place(Some(place))).await
 }
 
 async fn leaves(party: &Party<'_>) -> Result<()> {
@@ -71,7 +71,7 @@ pub async fn place_in_a_line_that_does_not_exist_is_refused(harness: &dyn Harnes
     for error in errors.map(|result| result.expect_err("there is no line")) {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
-    granted(party.acquire(1).await);
+    granted(party.acquire().await);
     assert_eq!(released(party.release(0).await), None);
 }
 
@@ -96,7 +96,7 @@ pub async fn line_is_in_the_order_of_arrival(harness: &dyn Harness) {
         assert!(left <= LONG, "{left:?}");
     }
     lined(&[&old, &young]).await;
-    granted(other.acquire(1).await);
+    granted(other.acquire().await);
     assert_eq!(released(other.release(0).await), None);
     let waited = oldest(asks(&old, waits(20)).await).expect("one waits");
     let passed = Duration::from_secs(10);
@@ -142,10 +142,10 @@ pub async fn requests_with_a_place_may_run_twice_and_late(harness: &dyn Harness)
         leaves(&waiter).await.expect("an answer");
     }
     lined(&[&other]).await;
-    // A nested acquire has no place.
-    let nested = holder.request(2).with_place(Some(waits(60)));
-    granted(holder.store.acquire(nested).await);
-    assert_eq!(released(holder.release(1).await), None);
+    // A record of a count takes no place.
+    for count in [2, 1] {
+        recorded(holder.release(count).await);
+    }
     lined(&[&other]).await;
     assert_eq!(released(holder.release(0).await), None);
 }

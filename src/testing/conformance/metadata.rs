@@ -62,7 +62,7 @@ pub async fn metadata_is_that_of_the_present_holder(harness: &dyn Harness) {
     if refuses(harness).await {
         return;
     }
-    granted(one.acquire(1).await);
+    granted(one.acquire().await);
     assert_eq!(told(&one).await, None);
     assert!(tells(&one, 2).await);
     assert_eq!(told(&other).await, Some(value(2)), "every part of it");
@@ -71,7 +71,7 @@ pub async fn metadata_is_that_of_the_present_holder(harness: &dyn Harness) {
     assert_eq!(told(&other).await, Some(value(2)));
     released(one.release(0).await);
     assert!(!tells(&one, 3).await, "it holds no more");
-    granted(other.acquire(1).await);
+    granted(other.acquire().await);
     assert_eq!(told(&other).await, None, "never that of an earlier holder");
     deletes(&one).await;
     assert!(tells(&other, 1).await, "numbers are those of one holder");
@@ -88,7 +88,7 @@ pub async fn metadata_may_be_written_twice_and_late(harness: &dyn Harness) {
     if refuses(harness).await {
         return;
     }
-    granted(one.acquire(1).await);
+    granted(one.acquire().await);
     for (revision, newest) in [(1, 1), (1, 1), (3, 3), (2, 3), (3, 3), (4, 4)] {
         assert!(tells(&one, revision).await);
         assert_eq!(told(&one).await, Some(value(newest)));
@@ -103,15 +103,15 @@ pub async fn metadata_lives_as_long_as_the_hold(harness: &dyn Harness) {
     if refuses(harness).await {
         return;
     }
-    granted(one.acquire(1).await);
+    granted(one.acquire().await);
     assert!(tells(&one, 1).await);
-    granted(one.acquire(2).await);
+    recorded(one.release(2).await);
     one.renew().await.expect("renewed");
     assert_eq!(told(&one).await, Some(value(1)));
     released(one.release(1).await);
     assert!(one.holds(1).await);
     assert_eq!(told(&one).await, Some(value(1)));
-    granted(one.acquire(2).await);
+    recorded(one.release(2).await);
     assert!(tells(&one, 2).await);
     assert!(one.holds(2).await, "the hold count is not touched");
     let one = one.short();
@@ -120,7 +120,7 @@ pub async fn metadata_lives_as_long_as_the_hold(harness: &dyn Harness) {
     assert!(one.holding().await.is_none());
     assert!(!tells(&one, 3).await, "it has expired");
     let next = Party::new(harness, &one.name).await;
-    granted(next.acquire(1).await);
+    granted(next.acquire().await);
     assert_eq!(told(&next).await, None);
 }
 
@@ -131,7 +131,7 @@ pub async fn metadata_wakes_observers(harness: &dyn Harness) {
         return;
     }
     let Some(mut hints) = watches(&other).await else { return };
-    granted(one.acquire(1).await);
+    granted(one.acquire().await);
     // The subscription may have been on its way until now.
     for revision in 1.. {
         assert!(tells(&one, revision).await);

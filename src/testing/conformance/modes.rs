@@ -28,15 +28,15 @@ pub async fn mode_that_is_not_supported_is_refused(harness: &dyn Harness) {
     for mode in modes {
         for held in [false, true] {
             if held {
-                granted(holder.acquire(1).await);
-                granted(holder.acquire(2).await);
+                granted(holder.acquire().await);
+                recorded(holder.release(2).await);
             }
             let target = || Target::new(other.name.clone(), mode);
-            for (party, count) in [(&other, 1), (&other, 2), (&holder, 1), (&holder, 3)] {
-                let mut request = party.request(count);
+            for (party, count) in [(&other, 0), (&other, 1), (&holder, 0), (&holder, 2)] {
+                let mut request = party.request();
                 request.target = target();
                 unsupported(mode, store.acquire(request).await);
-                let release = Release::new(target(), party.holder, count - 1, PATIENCE);
+                let release = Release::new(target(), party.holder, count, PATIENCE);
                 unsupported(mode, store.release(release).await);
                 let items = vec![Renewal::new(target(), party.holder)];
                 unsupported(mode, store.renew(RenewBatch::new(items, LONG, PATIENCE)).await);
@@ -57,7 +57,7 @@ pub async fn batch_with_a_mode_that_is_not_supported_is_refused(harness: &dyn Ha
     let party = Party::new(harness, &unique("mode-batch")).await;
     let store = &party.store;
     let since = party.now();
-    granted(party.acquire(1).await);
+    granted(party.acquire().await);
     let modes = OTHERS.into_iter().filter(|mode| !store.capabilities().supports(*mode));
     for mode in modes {
         let other = Renewal::new(Target::new(unique("mode-item"), mode), party.holder);

@@ -60,10 +60,8 @@ impl<'a> Party<'a> {
         self.store.clock().now()
     }
 
-    pub(super) fn request(&self, count: u32) -> Acquire {
-        Acquire::new(self.target(), self.holder, self.ttl, PATIENCE)
-            .with_count(count)
-            .with_fencing(self.fencing.filter(|_| count == 1))
+    pub(super) fn request(&self) -> Acquire {
+        Acquire::new(self.target(), self.holder, self.ttl, PATIENCE).with_fencing(self.fencing)
     }
 
     pub(super) fn target(&self) -> Target {
@@ -95,7 +93,7 @@ impl<'a> Party<'a> {
 
     /// Asks to change the mode of the hold to that of this party.
     pub(super) async fn convert(&self) -> Result<Acquired> {
-        self.store.acquire(self.request(1).with_converts(true)).await
+        self.store.acquire(self.request().with_converts(true)).await
     }
 
     /// Returns whether the store has this mode.
@@ -111,10 +109,11 @@ impl<'a> Party<'a> {
         holders
     }
 
-    pub(super) async fn acquire(&self, count: u32) -> Result<Acquired> {
-        self.store.acquire(self.request(count)).await
+    pub(super) async fn acquire(&self) -> Result<Acquired> {
+        self.store.acquire(self.request()).await
     }
 
+    /// Records a hold count, or releases at 0.
     pub(super) async fn release(&self, count: u32) -> Result<Released> {
         let request = Release::new(self.target(), self.holder, count, PATIENCE);
         self.store.release(request).await
@@ -164,7 +163,7 @@ impl<'a> Party<'a> {
 
     /// Acquires the name, and lets the hold expire.
     pub(super) async fn lapse(&self) {
-        granted(self.acquire(1).await);
+        granted(self.acquire().await);
         self.outlast().await;
     }
 
@@ -223,6 +222,12 @@ pub(super) fn not_yours(verdict: Result<Acquired>) -> Absence {
         Ok(Acquired::NotYours(absence)) => absence,
         other => panic!("expected a refusal, the store says {other:?}"),
     }
+}
+
+/// Checks that a hold count was recorded.
+#[track_caller]
+pub(super) fn recorded(verdict: Result<Released>) {
+    assert_eq!(released(verdict), None);
 }
 
 #[track_caller]

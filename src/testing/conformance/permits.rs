@@ -29,15 +29,15 @@ pub async fn permits_are_counted(harness: &dyn Harness) {
         return;
     }
     for _ in 0..2 {
-        granted(one.acquire(1).await);
-        granted(three.acquire(1).await);
+        granted(one.acquire().await);
+        granted(three.acquire().await);
     }
-    held(two.acquire(1).await);
+    held(two.acquire().await);
     let holders = one.holders().await;
     assert_eq!(holders.iter().map(|holder| holder.hold_count).sum::<u64>(), 4, "{holders:?}");
     assert_eq!(holders.len(), 2);
     let other = Party::of(harness, &name, Mode::Permits { size: 5, take: 1 }).await;
-    match other.acquire(1).await {
+    match other.acquire().await {
         Err(error) if error.kind() == ErrorKind::Invalid => {}
         verdict => panic!("expected another size to be refused, the store says {verdict:?}"),
     }
@@ -47,16 +47,16 @@ pub async fn permits_are_counted(harness: &dyn Harness) {
     assert_eq!(released(three.release(0).await), None);
     assert_eq!(released(three.release(0).await), Some(Absence::Gone));
     assert_eq!(renewed(three.renew().await), Some(Absence::Gone));
-    granted(two.acquire(1).await);
-    held(three.acquire(1).await);
+    granted(two.acquire().await);
+    held(three.acquire().await);
     assert_eq!(released(one.release(0).await), None);
     assert_eq!(released(two.release(0).await), None);
     assert!(one.holders().await.is_empty());
     // An idle semaphore keeps its size.
-    assert!(other.acquire(1).await.is_err_and(|error| error.kind() == ErrorKind::Invalid));
-    granted(one.acquire(1).await);
+    assert!(other.acquire().await.is_err_and(|error| error.kind() == ErrorKind::Invalid));
+    granted(one.acquire().await);
     assert!(one.force().await && !one.force().await);
-    granted(other.acquire(1).await);
+    granted(other.acquire().await);
 }
 
 /// A bundle is granted whole, and renewed whole.
@@ -66,17 +66,17 @@ pub async fn bundle_of_permits_is_all_or_none(harness: &dyn Harness) {
     if !two.supported() {
         return;
     }
-    granted(two.acquire(1).await);
+    granted(two.acquire().await);
     for _ in 0..3 {
-        held(bundle.acquire(1).await);
+        held(bundle.acquire().await);
     }
     let rest = party(harness, &name, 2).await;
-    granted(rest.acquire(1).await);
+    granted(rest.acquire().await);
     assert_eq!(two.holders().await.len(), 2, "a bundle that was refused has nothing");
     for party in [&two, &rest] {
         assert_eq!(released(party.release(0).await), None);
     }
-    granted(bundle.acquire(1).await);
+    granted(bundle.acquire().await);
     assert_eq!(renewed(bundle.renew().await), None);
     assert!(two.force().await);
     assert_eq!(renewed(bundle.renew().await), Some(Absence::Gone));
@@ -91,13 +91,13 @@ pub async fn permits_expire_and_come_back(harness: &dyn Harness) {
     if !gone.supported() {
         return;
     }
-    granted(gone.acquire(1).await);
-    granted(stays.acquire(1).await);
+    granted(gone.acquire().await);
+    granted(stays.acquire().await);
     stays.ttl = LONG;
     assert_eq!(renewed(stays.renew().await), None);
-    held(next.acquire(1).await);
+    held(next.acquire().await);
     gone.outlast().await;
-    granted(next.acquire(1).await);
+    granted(next.acquire().await);
     assert_eq!(renewed(gone.renew().await), Some(Absence::Gone));
     assert_eq!(renewed(stays.renew().await), None);
     assert_eq!(stays.holders().await.len(), 2);
@@ -110,8 +110,8 @@ pub async fn release_of_permits_wakes_a_waiter(harness: &dyn Harness) {
     if !one.supported() || !one.store.capabilities().wakeups {
         return;
     }
-    granted(one.acquire(1).await);
-    granted(three.acquire(1).await);
+    granted(one.acquire().await);
+    granted(three.acquire().await);
     let waiter = party(harness, &name, 1).await;
     let wait = Wait::new(waiter.target(), Some(waiter.holder), PATIENCE);
     let mut wakeups = waiter.store.subscribe(wait).await.expect("wake-ups").expect("some");
@@ -128,11 +128,11 @@ pub async fn waiters_for_permits_are_counted(harness: &dyn Harness) {
         return;
     }
     let counted = async || all.look_any().await.expect("the store returns the holders").waiting;
-    granted(all.acquire(1).await);
+    granted(all.acquire().await);
     let Some(before) = counted().await else { return };
     assert_eq!(before, 0, "one holds, and none waits");
     // A waiter asks, and listens meanwhile.
-    held(waiter.acquire(1).await);
+    held(waiter.acquire().await);
     let wait = Wait::new(waiter.target(), Some(waiter.holder), PATIENCE);
     let mut wakeups = waiter.store.subscribe(wait).await.expect("wake-ups").expect("some");
     let enters = async {
@@ -181,8 +181,8 @@ pub async fn resize_that_grows_wakes_waiters(harness: &dyn Harness) {
     if !can_resize(&all).await {
         return;
     }
-    granted(all.acquire(1).await);
-    held(waiter.acquire(1).await);
+    granted(all.acquire().await);
+    held(waiter.acquire().await);
     let wait = Wait::new(waiter.target(), Some(waiter.holder), PATIENCE);
     let wakes = waiter.store.capabilities().wakeups;
     let mut wakeups = match wakes {
@@ -196,8 +196,8 @@ pub async fn resize_that_grows_wakes_waiters(harness: &dyn Harness) {
     if let Some(wakeups) = &mut wakeups {
         timeout(PATIENCE, wakeups.recv()).await.expect("a resize wakes a waiter");
     }
-    granted(waiter.acquire(1).await);
-    held(party(harness, &name, 1).await.acquire(1).await);
+    granted(waiter.acquire().await);
+    held(party(harness, &name, 1).await.acquire().await);
     assert_eq!(all.look_any().await.expect("an answer").size, Some(6));
 }
 
@@ -208,23 +208,23 @@ pub async fn resize_below_what_is_out_takes_nothing_away(harness: &dyn Harness) 
     if !can_resize(&one).await {
         return;
     }
-    granted(one.acquire(1).await);
-    granted(three.acquire(1).await);
+    granted(one.acquire().await);
+    granted(three.acquire().await);
     assert_eq!(resized(&one, 2).await, Some(4));
     let next = sized(harness, &name, 2, 1).await;
-    held(next.acquire(1).await);
+    held(next.acquire().await);
     for party in [&one, &three] {
         assert_eq!(renewed(party.renew().await), None);
     }
     assert_eq!(three.holders().await.len(), 2);
     assert_eq!(released(one.release(0).await), None);
-    held(next.acquire(1).await);
+    held(next.acquire().await);
     assert_eq!(released(three.release(0).await), None);
-    granted(next.acquire(1).await);
+    granted(next.acquire().await);
     let both = sized(harness, &name, 2, 2).await;
-    held(both.acquire(1).await);
+    held(both.acquire().await);
     assert_eq!(released(next.release(0).await), None);
-    granted(both.acquire(1).await);
+    granted(both.acquire().await);
 }
 
 /// Not all processes know of a resize.
@@ -234,24 +234,24 @@ pub async fn resize_leaves_handles_with_a_former_size_working(harness: &dyn Harn
     if !can_resize(&first).await {
         return;
     }
-    granted(first.acquire(1).await);
+    granted(first.acquire().await);
     // Twice is once.
     assert_eq!((resized(&first, 6).await, resized(&first, 6).await), (Some(4), Some(6)));
-    granted(party(harness, &name, 2).await.acquire(1).await);
-    granted(sized(harness, &name, 6, 1).await.acquire(1).await);
-    invalid(sized(harness, &name, 5, 1).await.acquire(1).await);
-    invalid(sized(harness, &name, 7, 1).await.acquire(1).await);
+    granted(party(harness, &name, 2).await.acquire().await);
+    granted(sized(harness, &name, 6, 1).await.acquire().await);
+    invalid(sized(harness, &name, 5, 1).await.acquire().await);
+    invalid(sized(harness, &name, 7, 1).await.acquire().await);
     assert_eq!(released(first.release(0).await), None);
     assert_eq!(resized(&first, 3).await, Some(6));
-    held(first.acquire(1).await);
+    held(first.acquire().await);
     // It has no more than 3.
-    invalid(party(harness, &name, 4).await.acquire(1).await);
+    invalid(party(harness, &name, 4).await.acquire().await);
     assert_eq!(resized(&first, 4).await, Some(3));
-    granted(sized(harness, &name, 3, 1).await.acquire(1).await);
-    held(sized(harness, &name, 6, 1).await.acquire(1).await);
+    granted(sized(harness, &name, 3, 1).await.acquire().await);
+    held(sized(harness, &name, 6, 1).await.acquire().await);
     assert!(first.force().await);
-    granted(sized(harness, &name, 9, 1).await.acquire(1).await);
-    invalid(party(harness, &name, 1).await.acquire(1).await);
+    granted(sized(harness, &name, 9, 1).await.acquire().await);
+    invalid(party(harness, &name, 1).await.acquire().await);
 }
 
 /// There need be no permits out.
@@ -262,13 +262,13 @@ pub async fn resize_makes_a_semaphore_and_resizes_an_idle_one(harness: &dyn Harn
         return;
     }
     assert_eq!(resized(&four, 2).await, None);
-    invalid(four.acquire(1).await);
+    invalid(four.acquire().await);
     let two = sized(harness, &name, 2, 2).await;
-    granted(two.acquire(1).await);
+    granted(two.acquire().await);
     assert_eq!(released(two.release(0).await), None);
     assert_eq!(resized(&four, 4).await, Some(2));
-    granted(four.acquire(1).await);
-    held(two.acquire(1).await);
+    granted(four.acquire().await);
+    held(two.acquire().await);
 }
 
 /// What is in use as another kind of lock stays as it is, and a store without permits refuses.
@@ -280,7 +280,7 @@ pub async fn resize_is_for_semaphores_only(harness: &dyn Harness) {
             let error = resize(&holder, 2).await.expect_err("there are no semaphores");
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         } else if holder.supported() {
-            granted(holder.acquire(1).await);
+            granted(holder.acquire().await);
             wrong_type(resize(&holder, 2).await);
             assert_eq!(renewed(holder.renew().await), None, "{mode:?}");
         }
@@ -296,13 +296,13 @@ pub async fn kinds_of_locks_do_not_mix(harness: &dyn Harness) {
         if !holder.supported() {
             continue;
         }
-        granted(holder.acquire(1).await);
+        granted(holder.acquire().await);
         for asked_as in modes.into_iter().filter(|mode| mode.kind() != held_as.kind()) {
             let party = Party::of(harness, &name, asked_as).await;
             if !party.supported() {
                 continue;
             }
-            wrong_type(party.acquire(1).await);
+            wrong_type(party.acquire().await);
             wrong_type(party.look_any().await);
             wrong_type(party.take_away().await);
         }
@@ -321,7 +321,7 @@ pub async fn batch_of_several_kinds_is_answered_in_order(harness: &dyn Harness) 
             let mut party = Party::of(harness, &unique("mixed"), mode).await;
             party.store = Arc::clone(&store);
             if party.supported() {
-                granted(party.acquire(1).await);
+                granted(party.acquire().await);
                 if round == 1 {
                     assert_eq!(released(party.release(0).await), None);
                 }

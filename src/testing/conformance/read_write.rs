@@ -16,27 +16,27 @@ pub async fn readers_share_a_name_and_exclude_a_writer(harness: &dyn Harness) {
     if !one.supported() || !writer.supported() {
         return;
     }
-    granted(one.acquire(1).await);
-    granted(two.acquire(1).await);
-    let left = held(writer.acquire(1).await);
+    granted(one.acquire().await);
+    granted(two.acquire().await);
+    let left = held(writer.acquire().await);
     assert!(one.fresh(left, one.now()) || left <= Some(one.ttl), "{left:?}");
     let holders = one.holders().await;
     assert_eq!(holders.len(), 2);
     assert!(holders.iter().all(|holder| holder.mode == Mode::Read), "{holders:?}");
     assert_eq!(released(one.release(0).await), None);
-    held(writer.acquire(1).await);
+    held(writer.acquire().await);
     assert_eq!(released(two.release(0).await), None);
-    granted(writer.acquire(1).await);
+    granted(writer.acquire().await);
     let holders = writer.holders().await;
     assert!(matches!(&holders[..], [holder] if holder.mode == Mode::Write), "{holders:?}");
-    held(one.acquire(1).await);
-    granted(writer.acquire(2).await);
+    held(one.acquire().await);
+    recorded(writer.release(2).await);
     assert_eq!(released(writer.release(1).await), None);
-    held(two.acquire(1).await);
+    held(two.acquire().await);
     assert_eq!(released(writer.release(0).await), None);
-    granted(one.acquire(1).await);
+    granted(one.acquire().await);
     assert!(one.force().await);
-    granted(writer.acquire(1).await);
+    granted(writer.acquire().await);
 }
 
 /// Clause 8, for the modes that share a name: also beside other readers, and after a change of the mode.
@@ -49,13 +49,13 @@ pub async fn fences_of_readers_grow_between_those_of_writers(harness: &dyn Harne
     let mut last = None;
     for _ in 0..3 {
         let writer = Party::of(harness, &name, Mode::Write).await;
-        let written = granted(writer.acquire(1).await).fence;
+        let written = granted(writer.acquire().await).fence;
         assert!(written > last, "{written:?} after {last:?}");
         assert_eq!(released(writer.release(0).await), None);
         let mut readers = Vec::new();
         for _ in 0..3 {
             let reader = Party::of(harness, &name, Mode::Read).await;
-            let fence = granted(reader.acquire(1).await).fence;
+            let fence = granted(reader.acquire().await).fence;
             match readers.last() {
                 None => assert!(reader.follows(written, fence), "{fence:?} after {written:?}"),
                 Some((last, _)) => assert!(fence > *last, "{fence:?} after {last:?}"),
@@ -63,7 +63,7 @@ pub async fn fences_of_readers_grow_between_those_of_writers(harness: &dyn Harne
             readers.push((fence, reader));
         }
         for (fence, reader) in &readers {
-            assert_eq!(granted(reader.acquire(1).await).fence, *fence, "the same grant again");
+            assert_eq!(granted(reader.acquire().await).fence, *fence, "the same grant again");
         }
         last = readers.last().and_then(|(fence, _)| *fence);
         for (_, reader) in readers {
@@ -71,7 +71,7 @@ pub async fn fences_of_readers_grow_between_those_of_writers(harness: &dyn Harne
         }
         // The only reader becomes the writer, and a reader again.
         let reads = Party::of(harness, &name, Mode::Read).await;
-        let read = granted(reads.acquire(1).await).fence;
+        let read = granted(reads.acquire().await).fence;
         assert!(read > last, "{read:?} after {last:?}");
         let writes = reads.to(Mode::Write);
         let written = granted(writes.convert().await).fence;
@@ -80,7 +80,7 @@ pub async fn fences_of_readers_grow_between_those_of_writers(harness: &dyn Harne
         let page = granted(reads.convert().await).fence;
         assert!(page >= written, "{page:?} after {written:?}");
         let beside = Party::of(harness, &name, Mode::Read).await;
-        last = granted(beside.acquire(1).await).fence;
+        last = granted(beside.acquire().await).fence;
         assert!(last > page, "{last:?} after {page:?}");
         for party in [reads, beside] {
             assert_eq!(released(party.release(0).await), None);
@@ -97,16 +97,16 @@ pub async fn read_write_requests_may_run_twice(harness: &dyn Harness) {
             continue;
         }
         for count in [2, 3] {
-            assert_eq!(not_yours(party.acquire(count).await), Absence::Gone);
+            assert_eq!(released(party.release(count).await), Some(Absence::Gone));
         }
         assert_eq!(not_yours(party.convert().await), Absence::Gone);
         assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
         assert!(party.holders().await.is_empty());
-        let first = granted(party.acquire(1).await);
-        let again = granted(party.acquire(1).await);
+        let first = granted(party.acquire().await);
+        let again = granted(party.acquire().await);
         assert_eq!(first.fence, again.fence);
         for _ in 0..2 {
-            granted(party.acquire(2).await);
+            recorded(party.release(2).await);
             assert_eq!(renewed(party.renew().await), None);
             assert_eq!(released(party.release(1).await), None);
         }
@@ -117,10 +117,10 @@ pub async fn read_write_requests_may_run_twice(harness: &dyn Harness) {
         assert!(party.holders().await.is_empty());
         // Late copies meet a later holder, and leave it alone.
         let writer = Party::of(harness, &name, Mode::Write).await;
-        granted(writer.acquire(1).await);
+        granted(writer.acquire().await);
         assert_eq!(released(party.release(0).await), Some(Absence::Taken));
         assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
-        assert_eq!(not_yours(party.acquire(2).await), Absence::Taken);
+        assert_eq!(released(party.release(2).await), Some(Absence::Taken));
         assert_eq!(renewed(writer.renew().await), None);
         assert_eq!(released(writer.release(0).await), None);
     }
@@ -136,9 +136,9 @@ pub async fn mode_changes_only_on_request_and_only_for_the_sole_reader(harness: 
     }
     let writes = Party::of(harness, &name, Mode::Write).await.same_as(&reads);
     // A writer becomes a reader.
-    let written = granted(writes.acquire(1).await);
-    let first = granted(reads.acquire(1).await);
-    held(other.acquire(1).await);
+    let written = granted(writes.acquire().await);
+    let first = granted(reads.acquire().await);
+    held(other.acquire().await);
     assert_eq!(first.fence.is_some(), written.fence.is_some(), "a late copy changes nothing");
     for _ in 0..2 {
         let page = granted(reads.convert().await);
@@ -148,30 +148,30 @@ pub async fn mode_changes_only_on_request_and_only_for_the_sole_reader(harness: 
     if can_lose_changes(&writes) {
         assert!(renewed(writes.renew().await).is_some());
     }
-    let joined = granted(other.acquire(1).await);
+    let joined = granted(other.acquire().await);
     assert!(joined.fence >= written.fence);
     // Not the sole reader.
     for _ in 0..2 {
         held(writes.convert().await);
-        held(writes.acquire(1).await);
+        held(writes.acquire().await);
     }
     assert_eq!(reads.holders().await.len(), 2);
     assert_eq!(released(other.release(0).await), None);
-    held(writes.acquire(1).await);
+    held(writes.acquire().await);
     for _ in 0..2 {
         let written = granted(writes.convert().await);
         assert!(written.fence > joined.fence || written.fence.is_none());
     }
-    held(other.acquire(1).await);
+    held(other.acquire().await);
     // Renewals and releases go by the holder, in whichever mode it is.
     for party in [&reads, &writes] {
         assert_eq!(renewed(party.renew().await), None);
     }
     assert_eq!(released(reads.release(0).await), None);
     assert_eq!(released(writes.release(0).await), Some(Absence::Gone));
-    granted(other.acquire(1).await);
+    granted(other.acquire().await);
     let lost = Party::of(harness, &name, Mode::Read).await;
-    granted(lost.acquire(1).await);
+    granted(lost.acquire().await);
     let lost = lost.to(Mode::Write);
     if can_lose_changes(&lost) {
         assert!(released(lost.release(0).await).is_some(), "it was no writer");
@@ -187,7 +187,7 @@ fn can_lose_changes(party: &Party<'_>) -> bool {
 /// Asks with a place that is kept for `kept`, as a waiter that has waited for so many milliseconds.
 async fn asks(party: &Party<'_>, waited: u64, kept: Duration) -> Result<Acquired> {
     let place = Place::new(Duration::from_millis(waited), kept);
-    party.store.acquire(party.request(1).with_place(Some(place))).await
+    party.store.acquire(party.request().with_place(Some(place))).await
 }
 
 /// See [`Place`]. A store that keeps no places may grant in any order, as far as the modes allow.
@@ -199,10 +199,10 @@ pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
     }
     let (writer, late) =
         (Party::of(harness, &name, Mode::Write).await, Party::of(harness, &name, Mode::Read).await);
-    granted(reads.acquire(1).await);
+    granted(reads.acquire().await);
     held(asks(&writer, 500, LONG).await);
     // A reader that came later waits, one that came earlier does not.
-    held(late.acquire(1).await);
+    held(late.acquire().await);
     held(asks(&late, 100, LONG).await);
     let early = Party::of(harness, &name, Mode::Read).await;
     granted(asks(&early, 60_000, LONG).await);
@@ -216,10 +216,10 @@ pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
     held(asks(&late, 500, LONG).await);
     assert_eq!(released(writer.release(0).await), None);
     let other = Party::of(harness, &name, Mode::Write).await;
-    held(other.acquire(1).await);
+    held(other.acquire().await);
     granted(asks(&late, 500, LONG).await);
     assert_eq!(released(late.release(0).await), None);
-    granted(other.acquire(1).await);
+    granted(other.acquire().await);
 }
 
 /// Returns whether the store keeps the places of both sides. One that does not know the remaining time has an order of its own.
@@ -237,7 +237,7 @@ pub async fn place_lapses_with_its_own_waiter(harness: &dyn Harness) {
     let (gone, reads) =
         (Party::of(harness, &name, Mode::Read).await, Party::of(harness, &name, Mode::Read).await);
     let writes = Party::of(harness, &name, Mode::Write).await;
-    granted(holder.acquire(1).await);
+    granted(holder.acquire().await);
     held(asks(&gone, 900, harness.ttl()).await);
     held(asks(&writes, 500, LONG).await);
     held(asks(&reads, 200, LONG).await);
@@ -259,7 +259,7 @@ pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
         let holder = Party::of(harness, &name, Mode::Write).await;
         let (first, second) =
             (Party::of(harness, &name, first).await, Party::of(harness, &name, second).await);
-        granted(holder.acquire(1).await);
+        granted(holder.acquire().await);
         held(asks(&first, 200, LONG).await);
         held(asks(&second, 100, LONG).await);
         assert_eq!(released(holder.release(0).await), None);
@@ -283,7 +283,7 @@ pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
         let leave = Leave::new(party.target(), party.holder, PATIENCE);
         party.store.leave(leave).await.expect("an answer");
     };
-    granted(reads.acquire(1).await);
+    granted(reads.acquire().await);
     let mut writer = Party::of(harness, &name, Mode::Write).await;
     let late = Party::of(harness, &name, Mode::Read).await;
     held(asks(&writer, 500, LONG).await);
@@ -327,7 +327,7 @@ pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
         assert_eq!(released(reads.release(0).await), None);
     }
     // A reader gives its place up, too.
-    granted(writer.acquire(1).await);
+    granted(writer.acquire().await);
     let gone = Party::of(harness, &name, Mode::Read).await;
     held(asks(&gone, 900, LONG).await);
     leaves(&gone).await;
@@ -346,21 +346,21 @@ pub async fn readers_expire_one_by_one(harness: &dyn Harness) {
     if !gone.supported() {
         return;
     }
-    granted(gone.acquire(1).await);
-    granted(stays.acquire(1).await);
+    granted(gone.acquire().await);
+    granted(stays.acquire().await);
     stays.ttl = LONG;
     assert_eq!(renewed(stays.renew().await), None);
     gone.outlast().await;
-    held(writer.acquire(1).await);
+    held(writer.acquire().await);
     assert_eq!(renewed(stays.renew().await), None);
     assert_eq!(released(stays.release(0).await), None);
-    granted(writer.acquire(1).await);
+    granted(writer.acquire().await);
     assert_eq!(renewed(gone.renew().await), Some(Absence::Taken));
     assert_eq!(released(writer.release(0).await), None);
     let short = Party::of(harness, &name, Mode::Write).await.short();
-    granted(short.acquire(1).await);
+    granted(short.acquire().await);
     short.outlast().await;
-    granted(gone.acquire(1).await);
+    granted(gone.acquire().await);
 }
 
 /// The last reader wakes a writer; a writer that releases, or becomes a reader, wakes a reader.
@@ -378,21 +378,21 @@ pub async fn read_write_releases_wake_waiters(harness: &dyn Harness) {
         while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
         (waiter, wakeups)
     };
-    granted(reads.acquire(1).await);
+    granted(reads.acquire().await);
     let (writes, mut wakeups) = waits(Mode::Write).await;
     assert_eq!(released(reads.release(0).await), None);
     timeout(PATIENCE, wakeups.recv()).await.expect("the last reader wakes a writer");
-    granted(writes.acquire(1).await);
+    granted(writes.acquire().await);
     let (waiter, mut wakeups) = waits(Mode::Read).await;
     let page = Party::of(harness, &name, Mode::Read).await.same_as(&writes);
     granted(page.convert().await);
     timeout(PATIENCE, wakeups.recv()).await.expect("a downgrade wakes a reader");
-    granted(waiter.acquire(1).await);
+    granted(waiter.acquire().await);
     for party in [page, waiter] {
         assert_eq!(released(party.release(0).await), None);
     }
     let writes = Party::of(harness, &name, Mode::Write).await;
-    granted(writes.acquire(1).await);
+    granted(writes.acquire().await);
     let (_waiter, mut wakeups) = waits(Mode::Read).await;
     assert!(writes.force().await);
     timeout(PATIENCE, wakeups.recv()).await.expect("a forced release wakes a reader");

@@ -27,7 +27,7 @@ impl<'a> Set<'a> {
     }
 
     async fn acquire(&self) -> Result<SetVerdicts> {
-        let requests = self.0.iter().map(|party| party.request(1)).collect();
+        let requests = self.0.iter().map(|party| party.request()).collect();
         self.0[0].store.acquire_all(requests).await
     }
 
@@ -92,7 +92,7 @@ pub async fn set_with_a_held_name_takes_no_name(harness: &dyn Harness) {
         let Some(set) = Set::of(harness, "set-held").await else { return };
         let holder = Party::new(harness, &set.0[at].name).await;
         let since = holder.now();
-        granted(holder.acquire(1).await);
+        granted(holder.acquire().await);
         for (other, verdict) in set.verdicts().await.into_iter().enumerate() {
             if other == at {
                 let left = held(some(verdict));
@@ -100,7 +100,7 @@ pub async fn set_with_a_held_name_takes_no_name(harness: &dyn Harness) {
             } else {
                 spared(&verdict);
                 let mut rival = Party::new(harness, &set.0[other].name).await;
-                granted(rival.again().acquire(1).await);
+                granted(rival.again().acquire().await);
                 assert_eq!(released(rival.release(0).await), None);
             }
         }
@@ -131,7 +131,7 @@ pub async fn late_copy_of_a_set_changes_nothing(harness: &dyn Harness) {
     assert_eq!(released(set.0[0].release(0).await), None);
     assert!(set.0[1].force().await);
     let rival = Party::new(harness, &set.0[1].name).await;
-    granted(rival.acquire(1).await);
+    granted(rival.acquire().await);
     let [first, second, third] = set.verdicts().await;
     spared(&first);
     held(some(second));

@@ -194,22 +194,7 @@ impl Node {
         }
     }
 
-    /// Acquires a name here re-entrantly. Never makes a key.
-    pub(super) async fn reacquire(
-        self: Arc<Self>,
-        request: Acquire,
-        ballot: Ballot<bool>,
-        answers: Answers<Acquired>,
-    ) {
-        let verdict = bounded(request.timeout, self.store.acquire(request.clone())).await.0;
-        let vote = match verdict {
-            Ok(Acquired::Granted { .. }) => self.check(&request, &ballot).await.and(verdict),
-            verdict => verdict,
-        };
-        answers.send(self.index, vote);
-    }
-
-    /// Lowers the hold count here.
+    /// Records the hold count here.
     pub(super) async fn record(self: Arc<Self>, request: Release, answers: Answers<Released>) {
         let mut request = request;
         request.target.mode = either(request.target.mode);

@@ -3,7 +3,7 @@
 use super::Node;
 use super::queue::bounded;
 use crate::store::quorum::holds::Holds;
-use crate::store::{Acquire, Acquired, HolderId, Mode, Place, Target};
+use crate::store::{Acquire, Acquired, HolderId, Mode, Place, Release, Target};
 use crate::util::trace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,8 +44,8 @@ impl Node {
             });
         }
         if hold.count > 1 {
-            let request = Acquire { count: hold.count, ..request };
-            let _ = bounded(limit, self.store.acquire(request)).await;
+            let request = Release::new(request.target, holder, hold.count, limit);
+            let _ = bounded(limit, self.store.release(request)).await;
         }
     }
 
@@ -63,8 +63,7 @@ impl Node {
             return;
         }
         let target = Target::new(target.name, held.mode);
-        let request = Acquire::new(target, holder, ttl, limit);
-        let request = request.with_count(held.count).with_converts(true);
+        let request = Acquire::new(target, holder, ttl, limit).with_converts(true);
         let _ = self.change(&(holds, outer), &request).await;
         drop(head);
     }

@@ -93,12 +93,13 @@ impl RedisStore {
         let mut batch = Batch::of(5);
         // A later acquire of the same holder id, and a release of a lock that is not there, use other commands than the
         // first.
-        for count in [1, 1, 2] {
-            Acquire { count, ..acquire.clone() }.write(&self.keys, &mut batch);
+        for _ in 0..2 {
+            acquire.write(&self.keys, &mut batch);
         }
-        let release = Release::new(target.clone(), *holder, 0, *timeout);
-        release.write(&self.keys, &mut batch);
-        release.write(&self.keys, &mut batch);
+        for count in [2, 0, 0] {
+            let release = Release::new(target.clone(), *holder, count, *timeout);
+            release.write(&self.keys, &mut batch);
+        }
         let reply = self.run_call(&self.scripts.batch, batch.finish(None), *timeout).await?;
         reply.iter().try_for_each(|element| element.code().map(drop))
     }

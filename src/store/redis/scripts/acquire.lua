@@ -1,37 +1,29 @@
--- Acquires a lock, re-enters it, or grants it again to the holder that has it. `fence.lua` and `grant.lua` follow.
+-- Acquires a lock, or grants it again to the holder that has it. `fence.lua` and `grant.lua` follow.
 --
 -- The body of a function of `batch.lua` and `acquire_all.lua`, and the end of `acquire_alone.lua`. They define its arguments:
 -- lock, a hash of one field: holder id -> hold count; fence, a string: the last reserved fencing token (nil: none is reserved); holder, the
--- id; ttl in ms; count, the new hold count; block, the number of fencing tokens to reserve; retention, the time in ms to
+-- id; ttl in ms; block, the number of fencing tokens to reserve; retention, the time in ms to
 -- remember the last of them (0: forever) once the clock has passed it; up to a twentieth less, and longer if the key has
 -- a longer time to live or none. They also define three values that all acquires of a call share: now, the server's time in microseconds;
 -- newest, as text, the last fencing token of a block that begins there; and vacant: no key of a lock is there.
 --
 -- Reply  the first fencing token (0: none)   granted; an even one is not ahead of the clock
---        -1 or -2                            nested only: gone, or taken
 --        -3 or less                          held: -4 less the holder's time to live in ms, or -3 without one
 --        an error                            WRONGTYPE, also for a read-write lock, which can have several holders
 --
--- Twice is harmless: count and time to live are absolute. The second run finds its own holder id and reads the fencing
+-- Twice is harmless: the time to live is absolute. The second run finds its own holder id and reads the fencing
 -- token that the first has reserved.
 
 doing = 'PTTL'
 local left, first, text, last = vacant and -2 or call('PTTL', lock), 0, nil, nil
 local free = left == -2
-if free then
-  if count ~= '1' then
-    return -1
-  end
-else
+if not free then
   doing = 'HEXISTS'
   if call('HEXISTS', lock, 'mode') == 1 then
     -- Redisson grants a read-write lock over a lock, which then has other holders, too.
     error(refusal(READ_WRITE))
   end
   if call('HEXISTS', lock, holder) == 0 then
-    if count ~= '1' then
-      return -2
-    end
     return -4 - left
   end
   if fence then

@@ -9,7 +9,7 @@
 -- Twice is harmless: `acquire.lua` is, and a copy that finds another holder changes nothing.
 
 local fenced = ARGV[2] ~= '0'
-ttl, count, block, retention = ARGV[1], '1', 1, ARGV[3]
+ttl, block, retention = ARGV[1], 1, ARGV[3]
 whole(ttl, 1, LONGEST_TTL)
 whole(retention, 0, 9007199254740991)
 if fenced then

@@ -1,5 +1,5 @@
--- Acquires a lock for a request that is alone in its call: the machinery of `batch.lua` costs more than the commands. Only
--- for an outermost acquire. `acquire.lua` follows.
+-- Acquires a lock for a request that is alone in its call: the machinery of `batch.lua` costs more than the commands.
+-- `acquire.lua` follows.
 --
 -- KEYS   lock    hash of one field: holder id -> hold count
 --        fence   string: the last reserved fencing token; only if a block is requested
@@ -8,7 +8,7 @@
 --
 -- Twice is harmless, because `acquire.lua` is.
 
-local lock, fence, holder, count, now, newest, vacant = KEYS[1], KEYS[2], ARGV[1], '1', nil, nil, false
+local lock, fence, holder, now, newest, vacant = KEYS[1], KEYS[2], ARGV[1], nil, nil, false
 local ttl, block, retention = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local number, kept = tonumber(ttl), tonumber(retention)
 if not (number and number % 1 == 0 and number >= 1 and number <= LONGEST_TTL)

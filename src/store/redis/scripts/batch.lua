@@ -3,12 +3,12 @@
 -- KEYS   the keys of the items, in their order
 -- ARGV   the arguments of the steps, in their order; the holder ids without their prefix, separated by commas;
 --        then the steps, a letter for each:
---        S  set the common arguments of the acquires that follow; no item   ttl, count, block, retention
+--        S  set the common arguments of the acquires that follow; no item   ttl, block, retention
 --        M  set the prefix of the holder ids that follow; no item           prefix
 --        A  acquire without a fencing token
 --        F  acquire with one
 --        R  release
---        L  lower the hold count                                            count
+--        C  set the hold count                                              count
 -- Reply  for each item: the reply of acquire or release, or the text of an error
 --
 -- Twice is harmless, because it is for each item. An item that fails does not affect the others.
@@ -21,25 +21,24 @@ local S, M, F, R, A = byte('SMFRA', 1, 5)
 local unset = 'LEASEHOLD nothing is set'
 
 -- Sets the common arguments of the acquires that follow, so that they are checked only once.
-local function set(new_ttl, new_count, new_block, new_retention)
+local function set(new_ttl, new_block, new_retention)
   whole(new_ttl, 1, LONGEST_TTL)
-  whole(new_count, 1, LONGEST_COUNT)
   whole(new_retention, 0, 9007199254740991)
-  ttl, count, retention = new_ttl, new_count, new_retention
+  ttl, retention = new_ttl, new_retention
   block, newest = whole(new_block, 1, 1000000), nil
   unset = nil
 end
 
--- Lowers the hold count of a lock.
-local function lower(lock, holder, remains)
-  whole(remains, 1, LONGEST_COUNT)
+-- Sets the hold count of a lock.
+local function record(lock, holder, count)
+  whole(count, 1, LONGEST_COUNT)
   doing = 'HEXISTS'
   if call('HEXISTS', lock, holder) == 0 then
     doing = 'EXISTS'
     return call('EXISTS', lock) == 0 and -1 or -2
   end
   doing = 'HSET'
-  call('HSET', lock, holder, remains)
+  call('HSET', lock, holder, count)
   return 0
 end
 
@@ -49,8 +48,8 @@ local function run()
     at = at + 1
     local step = byte(steps, at)
     if step == S then
-      arg = arg + 4
-      set(args[arg - 3], args[arg - 2], args[arg - 1], args[arg])
+      arg = arg + 3
+      set(args[arg - 2], args[arg - 1], args[arg])
     elseif step == M then
       arg = arg + 1
       head = args[arg]
@@ -65,7 +64,7 @@ local function run()
         reply[item] = release(lock, holder)
       elseif step ~= F and step ~= A then
         arg = arg + 1
-        reply[item] = lower(lock, holder, args[arg])
+        reply[item] = record(lock, holder, args[arg])
       elseif unset then
         error(unset, 0)
       else

@@ -2,11 +2,11 @@
 --
 -- Reply  the first fencing token
 --
--- Twice is harmless: count and time to live are absolute.
+-- Twice is harmless: the time to live is absolute, and the hold count of a holder that has the lock stays.
 
 if free then
   doing = 'HSET'
-  call('HSET', lock, holder, count)
+  call('HSET', lock, holder, '1')
   doing = 'PEXPIRE'
   local expires = try('PEXPIRE', lock, ttl)
   if expires ~= 1 then
@@ -15,8 +15,6 @@ if free then
     error(expires)
   end
 else
-  -- Redis refuses it when memory is short. The count is only a record; the process has the true one.
-  try('HSET', lock, holder, count)
   doing = 'PEXPIRE'
   call('PEXPIRE', lock, ttl)
 end

@@ -65,7 +65,6 @@ pub(in crate::store::redis) struct Batch {
 #[derive(PartialEq, Eq)]
 struct Common {
     ttl: Duration,
-    count: u32,
     fencing: Option<Fencing>,
 }
 
@@ -88,7 +87,6 @@ impl Batch {
         }
         self.steps.letters.push('S');
         self.call.number(millis(common.ttl));
-        self.call.number(common.count.into());
         self.call.number(common.fencing.map_or(1, |fencing| fencing.block.into()));
         let retention = common.fencing.and_then(|fencing| fencing.retention);
         self.call.number(retention.map_or(0, millis));
@@ -187,8 +185,8 @@ impl Request for Acquire {
     }
 
     fn write(&self, keys: &Keys, batch: &mut Batch) {
-        batch.grants |= self.count == 1;
-        batch.set(Common { ttl: self.ttl, count: self.count, fencing: self.fencing });
+        batch.grants = true;
+        batch.set(Common { ttl: self.ttl, fencing: self.fencing });
         let letter = if self.fencing.is_some() { 'F' } else { 'A' };
         batch.steps.item(letter, self.holder, &mut batch.call);
         batch.call.key(&keys.lock(&self.target.name));
@@ -201,9 +199,6 @@ impl Request for Acquire {
         if self.target.mode != Mode::Exclusive {
             let Codec { keys, scripts, replicas, .. } = codec;
             return Some(shared::acquire(keys, scripts, *replicas, self));
-        }
-        if self.count != 1 {
-            return None;
         }
         if let Some(place) = self.place {
             let mut call = call_in_line(&codec.keys, &self.target.name);
@@ -228,7 +223,7 @@ impl Request for Acquire {
     }
 
     fn is_apart(&self) -> bool {
-        self.target.mode != Mode::Exclusive || self.count == 1 && self.place.is_some()
+        self.target.mode != Mode::Exclusive || self.place.is_some()
     }
 
     fn read(&self, _codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Acquired> {
@@ -247,7 +242,7 @@ impl Request for Acquire {
 
     fn unconfirmed(&self, verdict: Acquired, error: &Error) -> Result<Acquired> {
         match verdict {
-            Acquired::Granted { .. } if self.count == 1 => Err(error.clone()),
+            Acquired::Granted { .. } => Err(error.clone()),
             verdict => Ok(verdict),
         }
     }
@@ -265,7 +260,7 @@ impl Request for Release {
     }
 
     fn write(&self, keys: &Keys, batch: &mut Batch) {
-        let letter = if self.count == 0 { 'R' } else { 'L' };
+        let letter = if self.count == 0 { 'R' } else { 'C' };
         batch.steps.item(letter, self.holder, &mut batch.call);
         batch.call.key(&keys.lock(&self.target.name));
         if self.count > 0 {
@@ -449,19 +444,19 @@ mod tests {
         }
     }
 
-    fn acquire(count: u32) -> Acquire {
+    fn acquire() -> Acquire {
         let (holder, ttl) = (HolderId::new(Uuid::from_u128(1), 1), Duration::from_secs(30));
         let target = Target::exclusive(Name::new("n").unwrap());
-        Acquire::new(target, holder, ttl, ttl).with_count(count)
+        Acquire::new(target, holder, ttl, ttl)
     }
 
     fn release() -> Release {
-        let Acquire { target, holder, timeout, .. } = acquire(1);
+        let Acquire { target, holder, timeout, .. } = acquire();
         Release::new(target, holder, 0, timeout)
     }
 
     fn of(manager: u128, number: u64) -> Acquire {
-        Acquire { holder: HolderId::new(Uuid::from_u128(manager), number), ..acquire(1) }
+        Acquire { holder: HolderId::new(Uuid::from_u128(manager), number), ..acquire() }
     }
 
     #[tokio::test]
@@ -470,7 +465,7 @@ mod tests {
         let said = |requests: &[Acquire]| {
             let mut batch = Batch::of(requests.len());
             requests.iter().for_each(|request| request.write(&codec.keys, &mut batch));
-            batch.finish(codec.replicas).finish().arguments().split_off(4)
+            batch.finish(codec.replicas).finish().arguments().split_off(3)
         };
         let (first, second, other) = (of(1, 7), of(1, 8), of(2, 9));
         let in_attempt = Acquire { holder: second.holder.in_attempt(3), ..second.clone() };
@@ -489,7 +484,7 @@ mod tests {
     #[tokio::test]
     async fn each_answer_means_one_thing_to_each_request() {
         let (codec, sent) = (codec(None), crate::clock::Clock::system().now());
-        let fenced = Acquire { fencing: Some(Fencing::new(1, None)), ..acquire(1) };
+        let fenced = Acquire { fencing: Some(Fencing::new(1, None)), ..acquire() };
         let asked =
             |acquire: &Acquire, said| match acquire.read(&codec, sent, &[Element::Int(said)]) {
                 Ok(Acquired::Granted { fence, reached, .. }) => {
@@ -503,13 +498,11 @@ mod tests {
             (7, "Protocol", "granted Some(7) false"),
             (8, "Protocol", "granted Some(8) true"),
             (0, "granted None true", "Protocol"),
-            (-1, "Gone", "Gone"),
-            (-2, "Taken", "Taken"),
             (-3, "held None", "held None"),
             (-4, "held Some(0ns)", "held Some(0ns)"),
             (-30_004, "held Some(30s)", "held Some(30s)"),
         ] {
-            assert_eq!(asked(&acquire(1), said), plain, "{said}");
+            assert_eq!(asked(&acquire(), said), plain, "{said}");
             assert_eq!(asked(&fenced, said), with_fence, "{said}");
         }
         asked(&fenced, i64::MIN);
@@ -541,25 +534,23 @@ mod tests {
     async fn replicas_are_waited_for_where_a_hold_may_begin() {
         let replicas = Replicas { count: 1, timeout: Duration::from_millis(10) };
         let codec = codec(Some(replicas));
-        for (counts, waits) in
-            [(&[1][..], true), (&[2], false), (&[2, 1], true), (&[1, 2], true), (&[], false)]
-        {
-            let mut batch = Batch::of(counts.len() + 1);
-            counts.iter().for_each(|count| acquire(*count).write(&codec.keys, &mut batch));
+        for acquires in 0..3 {
+            let mut batch = Batch::of(acquires + 1);
+            (0..acquires).for_each(|_| acquire().write(&codec.keys, &mut batch));
             release().write(&codec.keys, &mut batch);
-            assert_eq!(batch.finish(codec.replicas).wait, waits.then_some(replicas), "{counts:?}");
+            let waits = acquires > 0;
+            assert_eq!(batch.finish(codec.replicas).wait, waits.then_some(replicas), "{acquires}");
         }
     }
 
     #[tokio::test]
-    async fn grant_on_too_few_replicas_is_refused_but_a_hold_goes_on() {
+    async fn grant_on_too_few_replicas_is_refused() {
         let error = Error::new(ErrorKind::Rejected, "too few");
         let sent = crate::clock::Clock::system().now();
         let granted = || Acquired::granted_with_fence_reached(sent, None);
-        assert!(acquire(1).unconfirmed(granted(), &error).is_err());
-        assert!(acquire(2).unconfirmed(granted(), &error).is_ok());
+        assert!(acquire().unconfirmed(granted(), &error).is_err());
         let held = Acquired::Held { remaining: None };
-        assert!(acquire(1).unconfirmed(held, &error).is_ok());
+        assert!(acquire().unconfirmed(held, &error).is_ok());
         assert!(release().unconfirmed(Released::Done { listeners: 0 }, &error).is_ok());
     }
 

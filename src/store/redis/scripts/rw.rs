@@ -24,7 +24,6 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
     call.show(holder);
     call.number(millis(request.ttl));
     call.text(own);
-    call.number(request.count.into());
     call.number(request.converts.into());
     let (waited, kept) = request.place.map(|place| (place.waited, place.kept)).unwrap_or_default();
     call.number(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));

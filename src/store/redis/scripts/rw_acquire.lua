@@ -6,27 +6,26 @@
 --                               microseconds of the server's clock, a space, its manager, a colon, and the
 --                               number of the last holder id that asked for the place
 --        fence                  string: the last reserved fencing token; only if a block is requested
--- ARGV   holder id, ttl in ms, read or write, hold count, 1 to change the mode (else 0), the time in microseconds that the
---        caller has waited, the time in ms for which its place is kept (0: it does not wait); if there is a fence: block and
+-- ARGV   holder id, ttl in ms, read or write, 1 to change the mode (else 0), the time in microseconds that the caller has
+--        waited, the time in ms for which its place is kept (0: it does not wait); if there is a fence: block and
 --        retention
--- Reply  as `acquire.lua`
+-- Reply  as `acquire.lua`; -1 or -2 if the mode is to be changed and the hold is gone, or taken
 --
--- Twice is harmless: count and time to live are absolute, and the second run finds the first one's. A late copy of a request
+-- Twice is harmless: the time to live is absolute, and the second run finds the first one's. A late copy of a request
 -- without the change never changes the mode of a holder.
 
 local lock, timeout, own_side, other_side, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local holder, ttl, writes, count = ARGV[1], ARGV[2], ARGV[3] == 'write', ARGV[4]
-local changes, waited, kept_place = ARGV[5] == '1', ARGV[6], ARGV[7]
+local holder, ttl, writes = ARGV[1], ARGV[2], ARGV[3] == 'write'
+local changes, waited, kept_place = ARGV[4] == '1', ARGV[5], ARGV[6]
 local block, retention, now, newest, text, last = 1, '0', nil, nil, nil, nil
 whole(ttl, 1, LONGEST_TTL)
-whole(count, 1, LONGEST_COUNT)
 whole(waited, 0, 9007199254740991)
 whole(kept_place, 0, LONGEST_TTL)
 if ARGV[3] ~= 'write' and ARGV[3] ~= 'read' then
   error('LEASEHOLD bad argument ' .. ARGV[3], 0)
 end
 if fence then
-  block, retention = whole(ARGV[8], 1, 1000000), ARGV[9]
+  block, retention = whole(ARGV[7], 1, 1000000), ARGV[8]
   whole(retention, 0, 9007199254740991)
 end
 
@@ -85,7 +84,7 @@ if reads or wrote then
   doing = 'PEXPIRE'
   call('PEXPIRE', lock, format('%d', math.max(left, tonumber(ttl))))
 else
-  if changes or count ~= '1' then
+  if changes then
     return (not mode or not writes and mode == 'read') and -1 or -2
   end
   local refused = mode and (writes or mode == 'write')

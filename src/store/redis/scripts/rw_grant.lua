@@ -2,7 +2,7 @@
 --
 -- Reply  the first fencing token
 --
--- Twice is harmless: count and time to live are absolute.
+-- Twice is harmless: the time to live is absolute, and the hold count of a holder that has the lock stays.
 
 -- Ends the place of its waiter. When the hash has its time to live, so that a user without the right leaves none forever.
 local function leave()
@@ -15,15 +15,13 @@ end
 if writes then
   if fresh then
     doing = 'HSET'
-    call('HSET', lock, 'mode', 'write', written, count)
+    call('HSET', lock, 'mode', 'write', written, '1')
     if reads then
       doing = 'HDEL'
       call('HDEL', lock, holder)
       doing = 'DEL'
       call('DEL', timeout)
     end
-  else
-    try('HSET', lock, written, count)
   end
   doing = 'PEXPIRE'
   local expires = try('PEXPIRE', lock, ttl)
@@ -43,7 +41,7 @@ if wrote and not changes then
   call('PEXPIRE', lock, ttl)
   return first
 end
--- A request without a fencing token, such as that of a nested read, leaves the one that the reader has.
+-- A request without a fencing token leaves the one that the reader has.
 local has = first == 0 and not fresh
 if has then
   doing = 'PEXPIRE'

@@ -3,8 +3,8 @@
 --
 -- KEYS   lock, and the timeout key of the holder as a reader: see `rw_common.lua`. Or the lock alone, if a cluster is moving
 --        the slot and the other key is elsewhere: that one expires by itself, and means nothing without the hash
--- ARGV   holder id, read or write, the hold count to leave (0: release)
--- Reply  as `release.lua`; 0 if only a count was lowered, or if readers are left
+-- ARGV   holder id, read or write, the hold count to set (0: release)
+-- Reply  as `release.lua`; 0 if only a count was set, or if readers are left
 --
 -- Twice is harmless: after the first run the holder id is not there, and is never used again.
 

@@ -22,7 +22,7 @@ impl AcquireAll {
         let first = requests.first()?.clone();
         let is_like_first = |one: &Acquire| {
             one.holder.manager() == first.holder.manager()
-                && (one.ttl, one.fencing, one.count) == (first.ttl, first.fencing, 1)
+                && (one.ttl, one.fencing) == (first.ttl, first.fencing)
                 && one.plain_name().is_ok()
         };
         if !requests.iter().all(is_like_first) {

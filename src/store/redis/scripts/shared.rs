@@ -25,8 +25,7 @@ pub(super) fn acquire(
     };
     // A reader that becomes the writer has a new grant.
     let upgrades = request.converts && request.target.mode == Mode::Write;
-    let is_new = request.count == 1 && (!request.converts || upgrades);
-    call.wait = replicas.filter(|_| is_new);
+    call.wait = replicas.filter(|_| !request.converts || upgrades);
     (script, call)
 }
 

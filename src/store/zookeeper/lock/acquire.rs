@@ -53,9 +53,8 @@ impl Recipe {
 
     /// Returns the time limit of an acquire: two round trips must fit, even to a distant server.
     fn limit(&self, request: &Acquire) -> Duration {
-        // A nested acquire, or a change of the mode, must not outlive its hold.
-        let nested = request.count > 1 || request.converts;
-        if nested { request.timeout } else { self.read_limit(request.timeout) }
+        // A change of the mode must not outlive its hold.
+        if request.converts { request.timeout } else { self.read_limit(request.timeout) }
     }
 }
 
@@ -69,7 +68,7 @@ struct AcquireAttempt<'a> {
 
 impl AcquireAttempt<'_> {
     async fn run(self) -> Result<Acquired> {
-        let Acquire { target, holder, count, .. } = self.request;
+        let Acquire { target, holder, converts, .. } = self.request;
         let name = &target.name;
         let holds = &self.recipe.holds;
         let mut own = holds.find(name, *holder);
@@ -82,7 +81,7 @@ impl AcquireAttempt<'_> {
             }
             holds.remove(name, *holder);
         }
-        if *count > 1 || self.request.converts {
+        if *converts {
             return Ok(Acquired::NotYours(self.recipe.absence(target).await));
         }
         match own {
@@ -93,7 +92,7 @@ impl AcquireAttempt<'_> {
 
     /// Grants again what the holder has, or changes its mode. Returns `None` if the node is gone.
     async fn again(&self, mut own: OwnNode) -> Result<Option<Acquired>> {
-        let Acquire { target, holder, count, converts, .. } = self.request;
+        let Acquire { target, holder, converts, .. } = self.request;
         if own.mode.kind() != target.mode.kind() {
             return Err(own.mode.kind().wrong_type());
         }
@@ -112,7 +111,7 @@ impl AcquireAttempt<'_> {
             return Ok(Some(Acquired::held(None)));
         }
         match &own.path {
-            Some(path) if self.session.write(path, &own.data(*holder, *count)).await? => {
+            Some(path) if self.session.write(path, &own.data(*holder, 1)).await? => {
                 self.granted(own).map(Some)
             }
             _ => Ok(None),
@@ -187,7 +186,7 @@ impl AcquireAttempt<'_> {
     /// With a new node, the hold would be behind its own waiter forever. The waiter's node cannot be that of the hold from
     /// the start, with the holder id that subscribed: a waiter that goes on after a grant that came too late has another one.
     async fn take_over_waiter(&self) -> Result<Option<Acquired>> {
-        let Acquire { target, holder, count, .. } = self.request;
+        let Acquire { target, holder, .. } = self.request;
         let name = &target.name;
         let taken = {
             let waiters = self.recipe.waiters.lock();
@@ -202,7 +201,7 @@ impl AcquireAttempt<'_> {
         let own =
             OwnNode { session: node.session, ..self.own(Some(node.path.clone()), node.czxid) };
         self.recipe.holds.put(name, *holder, own.clone());
-        let (directory, data) = (self.directory(), record(*holder, *count));
+        let (directory, data) = (self.directory(), record(*holder, 1));
         let age = self.recipe.clock.now().saturating_duration_since(listed);
         let recent = age <= RECENT;
         let write = own.session.write(&node.path, &data);
@@ -223,11 +222,11 @@ impl AcquireAttempt<'_> {
     }
 
     async fn create(&self, directory: &str) -> Result<Acquired> {
-        let Acquire { target, holder, count, .. } = self.request;
+        let Acquire { target, holder, .. } = self.request;
         let name = &target.name;
         let holds = &self.recipe.holds;
         holds.put(name, *holder, OwnNode { doubtful: true, ..self.own(None, 0) });
-        let data = record(*holder, *count);
+        let data = record(*holder, 1);
         let create = self.session.enqueue(directory, (self.role(), self.owner()), &data);
         // Both are sent together. If the directory was missing, the list is requested again below.
         let (created, queue) = tokio::join!(biased; create, self.session.children(directory));
@@ -249,7 +248,7 @@ impl AcquireAttempt<'_> {
             && queue.get(name).is_some()
         {
             // A node that was taken over may not have its holder id yet.
-            self.session.write(path, &own.data(self.request.holder, self.request.count)).await?;
+            self.session.write(path, &own.data(self.request.holder, 1)).await?;
         } else if let Some(child) = queue.of(self.owner()).next() {
             let path = format!("{directory}/{}", child.name);
             let Some(czxid) = self.session.has_made(&path).await? else {
@@ -289,7 +288,7 @@ impl AcquireAttempt<'_> {
             Mode::Permits { .. } if own.name().is_some_and(|name| queue.is_followed(name)) => {
                 // The one behind may have seen a node that waits.
                 let Some(path) = &own.path else { return Ok(None) };
-                let data = record(self.request.holder, self.request.count);
+                let data = record(self.request.holder, 1);
                 Ok(self.session.write(path, &data).await?.then_some(own))
             }
             _ => Ok(Some(own)),

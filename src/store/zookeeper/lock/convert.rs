@@ -106,7 +106,7 @@ impl Recipe {
         let own = OwnNode { changing: true, changes: own.changes.wrapping_add(1), ..own };
         self.note(request, &own);
         let by = in_place_of(&path, role, NodeOwner::Acquire(request.holder));
-        let data = record(request.holder, request.count);
+        let data = record(request.holder, 1);
         if own.session.replace(&path, &by, &data).await? {
             let own = OwnNode { path: Some(by), ..own };
             self.note(request, &own);

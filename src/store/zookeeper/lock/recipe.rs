@@ -64,7 +64,7 @@ impl Recipe {
         }
         in_time(request.timeout, async {
             let session = self.sessions.current()?;
-            let released = self.delete_or_lower(&session, &request).await?;
+            let released = self.delete_or_record(&session, &request).await?;
             if released {
                 // The watch of the next waiter wakes it.
                 return Ok(Released::done(0));
@@ -74,8 +74,8 @@ impl Recipe {
         .await
     }
 
-    /// Deletes the node, or writes a lower hold count. Returns whether the node existed.
-    async fn delete_or_lower(&self, session: &Arc<Session>, request: &Release) -> Result<bool> {
+    /// Deletes the node, or records a hold count. Returns whether the node existed.
+    async fn delete_or_record(&self, session: &Arc<Session>, request: &Release) -> Result<bool> {
         let Release { target, holder, count, .. } = request;
         let name = &target.name;
         let own = self.holds.find(name, *holder).filter(|own| !own.session.is_over());

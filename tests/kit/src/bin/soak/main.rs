@@ -330,10 +330,8 @@ fn count_holds(crew: &Crew, backends: &[Backend], log: &Log) -> Result<bool, Str
     for (orders, less) in [(orders, 0), (same("lower"), 1), (same("release"), 3)] {
         let mut counted = Vec::new();
         kept &= crew.order(&orders, ANSWER)?;
-        if less == 3 {
-            // Releases by drop are under way.
-            thread::sleep(Duration::from_millis(500));
-        }
+        // Records of counts and releases by drop are under way.
+        thread::sleep(Duration::from_millis(500));
         for (at, (backend, name)) in places.iter().enumerate() {
             let fields = backend.servers.counts(name);
             let (believed, stored) = (count(at).saturating_sub(less), fields.iter().sum());

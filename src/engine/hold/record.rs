@@ -1,0 +1,117 @@
+//! Records the hold count in the store, for those who look at it there.
+//!
+//! # Invariants
+//!
+//! 1. **Nothing waits for it**: neither a call, nor a hand-off, a change of the mode or the release.
+//! 2. **One at a time for a holder id**, whichever hold has it. So records arrive in their order.
+//! 3. **After a pause**, so that short nested calls send nothing: what counts is the count when the record leaves.
+
+use crate::engine::machine::hold::Recorder;
+use crate::engine::shared::calls::{caught, in_time};
+use crate::engine::shared::core::Core;
+use crate::engine::shared::hold::Hold;
+use crate::engine::shared::job::Job;
+use crate::observe::Operation;
+use crate::store::{HolderId, Name, Release, Released};
+use crate::util::trace;
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::Level;
+
+/// The time after which a changed count is recorded.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The records of one holder id. If its runtime ends, dropping it submits it again.
+pub(in crate::engine) struct Record<'a> {
+    core: &'a Arc<Core>,
+    name: Name,
+    holder: HolderId,
+    ended: bool,
+}
+
+impl<'a> Record<'a> {
+    pub(in crate::engine) fn new(core: &'a Arc<Core>, name: Name, holder: HolderId) -> Self {
+        Self { core, name, holder, ended: false }
+    }
+
+    /// Records the count until the store has it.
+    pub(in crate::engine) async fn run(mut self) {
+        tokio::select! {
+            biased;
+            () = tokio::time::sleep(PAUSE) => {}
+            () = self.core.stop.cancelled() => {}
+        }
+        while let Some((hold, count)) = self.begin() {
+            self.record(&hold, count).await;
+        }
+        self.ended = true;
+    }
+
+    /// Returns the count to record, and the hold that has it.
+    fn begin(&self) -> Option<(Arc<Hold>, u32)> {
+        let begun = self.on_hold(|hold| {
+            let state = &mut hold.lock().state;
+            state.has_record().then(|| Some((Arc::clone(hold), state.begin_record()?)))
+        });
+        begun.flatten()
+    }
+
+    /// Takes a step on the hold that has the holder id now. A step that finds that the hold has just passed the record on
+    /// returns `None`, and is repeated on the next one.
+    fn on_hold<R>(&self, step: impl Fn(&Arc<Hold>) -> Option<R>) -> Option<R> {
+        let mut last = None;
+        loop {
+            let hold = self.core.queue.hold_of(&self.name, self.holder);
+            let hold =
+                hold.filter(|hold| last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, hold)))?;
+            if let Some(result) = step(&hold) {
+                return Some(result);
+            }
+            last = Some(hold);
+        }
+    }
+
+    async fn record(&self, by: &Arc<Hold>, count: u32) {
+        let core = self.core;
+        let request = Release::new(by.target(), self.holder, count, core.timing.attempt);
+        let sent = core.now();
+        let verdict = in_time(core.timing.attempt * 2, caught(&mut core.release(request))).await;
+        let refused = |released: &Released| matches!(released, Released::NotYours(_));
+        core.count_answer(Operation::Release, &verdict, refused, sent, 1);
+        if let Err(error) = &verdict {
+            core.note_failure(&self.name, error);
+            trace::later(Level::DEBUG, || {
+                let (name, error) = (self.name.clone(), error.clone());
+                move || tracing::debug!(name = name.as_str(), %error, "hold count not recorded")
+            });
+        }
+        let verdict = verdict.map(|released| match released {
+            Released::Done { .. } => None,
+            Released::NotYours(absence) => Some(absence),
+        });
+        self.on_hold(|hold| {
+            let recorder = match (hold.number == by.number, hold.mode == by.mode) {
+                (true, _) => Recorder::Same,
+                (false, true) => Recorder::Before,
+                (false, false) => Recorder::OtherMode,
+            };
+            hold.end_record(core, recorder, verdict.clone()).then_some(())
+        });
+    }
+}
+
+impl Drop for Record<'_> {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let requeued = self.on_hold(|hold| {
+            let state = &mut hold.lock().state;
+            state.has_record().then(|| state.requeue_record())
+        });
+        if requeued.is_some() {
+            let (name, holder) = (self.name.clone(), self.holder);
+            self.core.submit(Job::Record { name, holder });
+        }
+    }
+}

@@ -12,9 +12,8 @@ use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
     Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
-    Inspection, Leave, Metadata, Mode, Name, Note, Place, ReadNote, Reason, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting,
-    Wakeups, Want,
+    Inspection, Leave, Metadata, Mode, Name, Place, Reason, Release, Released, RenewBatch, Renewed,
+    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;
@@ -133,10 +132,6 @@ impl Store for SharedStore {
         Ok(held)
     }
 
-    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
-        Err(Place::unsupported())
-    }
-
     async fn leave(&self, _: Leave) -> Result<()> {
         Err(Place::unsupported())
     }
@@ -156,10 +151,6 @@ impl Store for SharedStore {
 
     async fn want(&self, request: Want) -> Result<bool> {
         Err(Steal::unsupported(request.target.mode))
-    }
-
-    async fn note(&self, _: ReadNote) -> Result<Option<Note>> {
-        Ok(None)
     }
 
     fn inbox(&self, _: Uuid) -> Option<Inbox> {

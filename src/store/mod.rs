@@ -26,11 +26,11 @@ pub use contract::mode::Mode;
 pub(crate) use contract::name::NameMap;
 pub use contract::name::{HolderId, Name};
 pub(crate) use contract::note::steal_by_force;
-pub use contract::note::{Hint, Inbox, InboxSender, Note, ReadNote, Steal, Want};
+pub use contract::note::{Hint, Inbox, InboxSender, Note, Steal, Want};
 pub use contract::reason::{Act, Reason};
 pub use contract::request::{
-    Acquire, Fencing, ForceRelease, Inspect, Leave, Place, Release, RenewBatch, Renewal, Resize,
-    Wait,
+    About, Acquire, Fencing, ForceRelease, Inspect, Leave, Place, Release, RenewBatch, Renewal,
+    Resize, Wait,
 };
 pub use contract::signal::{Signal, Wakeups};
 pub use contract::target::Target;
@@ -214,11 +214,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// If dropped, the outcome is unknown. Call it again.
     async fn resize(&self, request: Resize) -> Result<Option<u32>>;
 
-    /// Returns the holders of a name.
+    /// Returns what is asked [about](Inspect::about) a name: its holders, its line, or the note that was left for a holder. A
+    /// note is kept for a day, or until the next one.
     ///
     /// # Errors
     ///
-    /// [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is not a lock of this kind.
+    /// - [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is not a lock of this kind.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) for the line without [`Line::Places`], and for a question that the
+    ///   store does not know.
     ///
     /// # Cancel safety
     ///
@@ -300,17 +303,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// If dropped, the outcome is unknown. Call it again.
     async fn force_release(&self, request: ForceRelease) -> Result<bool>;
 
-    /// Returns the managers in the [line](Store#lines) of a name, the oldest first.
-    ///
-    /// # Errors
-    ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) without [`Line::Places`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe: it changes nothing.
-    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>>;
-
     /// Gives up the [`Place`] that a manager has in the order of waiters, unless a holder id with a larger number has taken
     /// it over. In a line, the [next](Leave::next) waiter of the manager gets it, with its own arrival. Wakes the waiters that
     /// may be granted the name now. Does nothing if there is no place.
@@ -372,17 +364,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// If dropped, the outcome is unknown. Call it again.
     async fn want(&self, request: Want) -> Result<bool>;
-
-    /// Returns the last note about a name, if it was left for this holder. A note is kept for a day, or until the next one.
-    ///
-    /// # Errors
-    ///
-    /// All errors of a request. A store without notes returns `None`.
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe: it changes nothing.
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>>;
 
     /// Subscribes to the inbox of a manager, on the current runtime. It costs one subscription for a manager, whatever
     /// the number of its leases. `None` for a store without inboxes: then holders learn of a steal or a forced release
@@ -494,10 +475,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).force_release(request).await
     }
 
-    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
-        (**self).line(request).await
-    }
-
     async fn leave(&self, request: Leave) -> Result<()> {
         (**self).leave(request).await
     }
@@ -516,10 +493,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn want(&self, request: Want) -> Result<bool> {
         (**self).want(request).await
-    }
-
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
-        (**self).note(request).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {

@@ -12,7 +12,7 @@ pub enum Call {
     Renew,
     /// [`Store::resize`](crate::store::Store::resize)
     Resize,
-    /// [`Store::inspect`](crate::store::Store::inspect)
+    /// [`Store::inspect`](crate::store::Store::inspect), about the holders
     Inspect,
     /// [`Store::annotate`](crate::store::Store::annotate)
     Annotate,
@@ -28,9 +28,9 @@ pub enum Call {
     Steal,
     /// [`Store::want`](crate::store::Store::want)
     Want,
-    /// [`Store::note`](crate::store::Store::note)
+    /// [`Store::inspect`](crate::store::Store::inspect), about a note
     Note,
-    /// [`Store::line`](crate::store::Store::line)
+    /// [`Store::inspect`](crate::store::Store::inspect), about the line
     Line,
     /// [`Store::leave`](crate::store::Store::leave)
     Leave,

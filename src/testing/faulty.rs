@@ -5,9 +5,9 @@ use super::rule::{Fault, Rule};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Leave, Name, Note, Owner, Owners, ReadNote, Release, Released, RenewBatch, Renewed, Resize,
-    SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    About, Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect,
+    Inspection, Leave, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize,
+    SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
 };
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
@@ -326,7 +326,12 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        let fault = self.faults.meet(Call::Inspect, &[&request.target.name]);
+        let call = match request.about {
+            About::Holders => Call::Inspect,
+            About::Line => Call::Line,
+            About::Note(_) => Call::Note,
+        };
+        let fault = self.faults.meet(call, &[&request.target.name]);
         self.call(fault, |inner| async move { inner.inspect(request).await }).await
     }
 
@@ -355,11 +360,6 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
         self.call(fault, |inner| async move { inner.force_release(request).await }).await
     }
 
-    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
-        let fault = self.faults.meet(Call::Line, &[&request.target.name]);
-        self.call(fault, |inner| async move { inner.line(request).await }).await
-    }
-
     async fn leave(&self, request: Leave) -> Result<()> {
         let fault = self.faults.meet(Call::Leave, &[&request.target.name]);
         self.call(fault, |inner| async move { inner.leave(request).await }).await
@@ -382,11 +382,6 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     async fn want(&self, request: Want) -> Result<bool> {
         let fault = self.faults.meet(Call::Want, &[&request.target.name]);
         self.call(fault, |inner| async move { inner.want(request).await }).await
-    }
-
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
-        let fault = self.faults.meet(Call::Note, &[&request.target.name]);
-        self.call(fault, |inner| async move { inner.note(request).await }).await
     }
 
     /// Returns the inbox of the store that it wraps, without faults: hints may be lost at any time.

@@ -5,8 +5,8 @@ use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
-    Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    Name, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store,
+    StoreFuture, Wait, Wakeups, Want,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -185,9 +185,6 @@ impl Store for Counting {
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.store.force_release(request).await
     }
-    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
-        self.store.line(request).await
-    }
     async fn leave(&self, request: Leave) -> Result<()> {
         self.store.leave(request).await
     }
@@ -204,10 +201,6 @@ impl Store for Counting {
 
     async fn want(&self, request: Want) -> Result<bool> {
         self.store.want(request).await
-    }
-
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
-        self.store.note(request).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {

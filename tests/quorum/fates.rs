@@ -4,8 +4,8 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal,
-    StoreFuture, Wait, Waiting, Wakeups, Want,
+    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, StoreFuture, Wait,
+    Wakeups, Want,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
@@ -118,9 +118,6 @@ impl Store for Fated {
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.node.force_release(request).await
     }
-    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
-        self.node.line(request).await
-    }
     async fn leave(&self, request: Leave) -> Result<()> {
         self.node.leave(request).await
     }
@@ -137,10 +134,6 @@ impl Store for Fated {
 
     async fn want(&self, request: Want) -> Result<bool> {
         self.node.want(request).await
-    }
-
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
-        self.node.note(request).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {

@@ -5,8 +5,8 @@ use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Name, Note, Quorum, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
-    Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    Name, Quorum, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal,
+    Store, StoreFuture, Wait, Wakeups, Want,
 };
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -106,9 +106,6 @@ impl Store for Steady {
     async fn force_release(&self, request: ForceRelease) -> Result<bool, Error> {
         self.0.force_release(request).await
     }
-    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>, Error> {
-        self.0.line(request).await
-    }
     async fn leave(&self, request: Leave) -> Result<(), Error> {
         self.0.leave(request).await
     }
@@ -125,10 +122,6 @@ impl Store for Steady {
 
     async fn want(&self, request: Want) -> Result<bool, Error> {
         self.0.want(request).await
-    }
-
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>, Error> {
-        self.0.note(request).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {

@@ -8,10 +8,9 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
-    Inspection, Leave, Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch, Renewal,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting,
-    Wakeups, Want,
+    About, Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox,
+    Inspect, Inspection, Leave, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed,
+    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -709,6 +708,11 @@ impl Store for Client {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        match request.about {
+            About::Holders => {}
+            About::Note(_) => return Ok(Inspection::default()),
+            _ => return Err(request.unsupported()),
+        }
         let limit = request.timeout;
         let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
             let entries = inner.server.holders(&request.target.name, now);
@@ -742,10 +746,6 @@ impl Store for Client {
             !held.is_empty()
         };
         self.call(what, None, Sort::Passed, limit, run, |_, _, _| ()).await
-    }
-
-    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
-        Err(Place::unsupported())
     }
 
     async fn leave(&self, request: Leave) -> Result<()> {
@@ -797,10 +797,6 @@ impl Store for Client {
 
     async fn want(&self, request: Want) -> Result<bool> {
         Err(Steal::unsupported(request.target.mode))
-    }
-
-    async fn note(&self, _: ReadNote) -> Result<Option<Note>> {
-        Ok(None)
     }
 
     fn inbox(&self, _: Uuid) -> Option<Inbox> {

@@ -8,8 +8,8 @@ use crate::engine::machine::queue::Queue;
 use crate::error::{Error, ErrorKind, Result};
 
 use crate::store::{
-    Acquire, Acquired, ForceRelease, HolderId, Inbox, Inspect, Inspection, Leave, Line, Mode, Name,
-    Note, Place, ReadNote, Reason, Release, Released, Resize, SetVerdicts, Steal, StoreFuture,
+    About, Acquire, Acquired, ForceRelease, HolderId, Inbox, Inspect, Inspection, Leave, Line,
+    Mode, Name, Note, Place, Reason, Release, Released, Resize, SetVerdicts, Steal, StoreFuture,
     Target, Wait, Waiting, Wakeups, Want, failed,
 };
 use crate::util::trace;
@@ -83,8 +83,9 @@ impl Core {
 
     /// Asks the store for the note that was left for a holder.
     pub(crate) async fn read_note(&self, target: Target, holder: HolderId) -> Result<Option<Note>> {
-        let request = ReadNote::new(target, holder, self.timing.attempt);
-        self.in_time(|| self.store.note(request)).await
+        let request = Inspect::new(target, self.timing.attempt);
+        let request = request.with_about(About::Note(holder));
+        Ok(self.in_time(|| self.store.inspect(request)).await?.note)
     }
 
     /// Subscribes to the inbox of this manager, if the store has inboxes.
@@ -179,7 +180,8 @@ impl Core {
     pub(crate) async fn line(&self, name: &Name) -> Result<Vec<Waiting>> {
         self.check_line()?;
         let request = Inspect::new(Target::exclusive(name.clone()), self.timing.attempt);
-        self.in_time(|| self.store.line(request)).await
+        let request = request.with_about(About::Line);
+        Ok(self.in_time(|| self.store.inspect(request)).await?.line)
     }
 
     /// Has the store give up a place, or give it to the waiter that arrived at `next`. A place that is not given up lapses.

@@ -1,7 +1,7 @@
 //! Acts of one manager on the hold of another: steals, wishes, the notes that they leave, and the inbox of a manager.
 
 use super::mode::Mode;
-use super::name::{HolderId, Name};
+use super::name::Name;
 use super::reason::{Act, Reason};
 use super::request::{Acquire, ForceRelease, Inspect};
 use super::target::Target;
@@ -121,26 +121,6 @@ impl Want {
     #[must_use]
     pub fn new(target: Target, from: String, reason: Reason, timeout: Duration) -> Self {
         Self { target, from, reason, timeout }
-    }
-}
-
-/// Asks for the note that was left for a holder.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ReadNote {
-    /// The name and the mode of the hold.
-    pub target: Target,
-    /// The holder that reads it.
-    pub holder: HolderId,
-    /// The time that the attempt may take.
-    pub timeout: Duration,
-}
-
-impl ReadNote {
-    /// Creates the request.
-    #[must_use]
-    pub fn new(target: Target, holder: HolderId, timeout: Duration) -> Self {
-        Self { target, holder, timeout }
     }
 }
 

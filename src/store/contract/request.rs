@@ -343,21 +343,56 @@ impl Wait {
     }
 }
 
-/// Asks for the holders of a name, or for those that wait for it.
+/// Asks about a name.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Inspect {
     /// The name and the mode to look at.
     pub target: Target,
+    /// What is asked.
+    pub about: About,
     /// The time that the attempt may take.
     pub timeout: Duration,
 }
 
+/// What an [`Inspect`] asks about a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum About {
+    /// Its holders: [`Inspection::holders`](crate::store::Inspection::holders) and what is said of them all.
+    Holders,
+    /// The managers in its [line](crate::store::Store#lines):
+    /// [`Inspection::line`](crate::store::Inspection::line). [`Unsupported`](ErrorKind::Unsupported) without
+    /// [`Line::Places`](crate::store::Line::Places).
+    Line,
+    /// The last note about it, if it was left for this holder:
+    /// [`Inspection::note`](crate::store::Inspection::note). A store without notes returns an empty answer.
+    Note(HolderId),
+}
+
 impl Inspect {
-    /// Creates the request.
+    /// Creates a request for the holders.
     #[must_use]
     pub fn new(target: Target, timeout: Duration) -> Self {
-        Self { target, timeout }
+        Self { target, about: About::Holders, timeout }
+    }
+
+    /// Sets what it asks [about](Self::about).
+    #[must_use]
+    pub fn with_about(self, about: About) -> Self {
+        Self { about, ..self }
+    }
+
+    /// Returns the error of a store that does not know what is asked. Nothing was executed.
+    #[must_use]
+    pub fn unsupported(&self) -> Error {
+        match self.about {
+            About::Line => Place::unsupported(),
+            About::Holders | About::Note(_) => Error::new(
+                ErrorKind::Unsupported,
+                "the store does not answer this question about a name",
+            ),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::keep::Closed;
 use super::metadata::{BEGINNING, Metadata, Owner};
 use super::mode::Mode;
+use super::note::Note;
 use crate::clock::Instant;
 use crate::error::Result;
 use std::time::Duration;
@@ -123,7 +124,7 @@ pub enum Absence {
     Forced,
 }
 
-/// The holders of a name: the answer to an [`Inspect`](crate::store::Inspect).
+/// The answer to an [`Inspect`](crate::store::Inspect). It has what was [asked](crate::store::About), and nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -139,13 +140,29 @@ pub struct Inspection {
     /// calls wait, and for a second longer; in a cluster without sharded pub/sub, those of one server only. On a quorum it
     /// is the largest number of a node, in memory the number of managers, on ZooKeeper that of the calls in the queue.
     pub waiting: Option<u64>,
+    /// The managers in the [line](crate::store::Store#lines) of the name, the oldest first.
+    pub line: Vec<Waiting>,
+    /// The last note about the name, if it was left for the holder that asks.
+    pub note: Option<Note>,
 }
 
 impl Inspection {
     /// Creates the answer from the holders.
     #[must_use]
     pub fn new(holders: impl IntoIterator<Item = HolderInfo>) -> Self {
-        Self { holders: holders.into_iter().collect(), size: None, waiting: None }
+        Self { holders: holders.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Sets the managers in the [line](Self::line).
+    #[must_use]
+    pub fn with_line(self, line: Vec<Waiting>) -> Self {
+        Self { line, ..self }
+    }
+
+    /// Sets the [`note`](Self::note).
+    #[must_use]
+    pub fn with_note(self, note: Option<Note>) -> Self {
+        Self { note, ..self }
     }
 
     /// Sets the [`size`](Self::size).

@@ -5,8 +5,7 @@ use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::contract::note::NOTE_KEPT;
 use crate::store::{
-    Absence, Acquired, Act, ForceRelease, Hint, HolderId, InboxSender, Name, Note, ReadNote, Steal,
-    Want,
+    Absence, Acquired, Act, ForceRelease, Hint, HolderId, InboxSender, Name, Note, Steal, Want,
 };
 use std::time::SystemTime;
 use uuid::Uuid;
@@ -129,9 +128,10 @@ impl State {
         self.notes.insert(name.clone(), Left { note, from, to: None, expires: now + NOTE_KEPT });
     }
 
-    pub(super) fn note(&self, request: &ReadNote, now: Instant) -> Option<Note> {
-        let left = self.notes.get(&request.target.name).filter(|left| left.is_live(now))?;
-        left.is_for(request.holder).then(|| left.note.clone())
+    /// Returns the note about a name, if it was left for this holder.
+    pub(super) fn note(&self, name: &Name, holder: HolderId, now: Instant) -> Option<Note> {
+        let left = self.notes.get(name).filter(|left| left.is_live(now))?;
+        left.is_for(holder).then(|| left.note.clone())
     }
 
     /// Returns why a holder does not find its hold, if a note says it.

@@ -5,10 +5,10 @@ use super::notes::InboxGuard;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::store::{
-    Acquire, Acquired, Annotate, Capabilities, Closed, Describe, ForceRelease, HolderInfo, Inbox,
-    Inspect, Inspection, Leave, Line, Mode, Name, Note, Owner, Owners, ReadNote, Release, Released,
+    About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, ForceRelease, HolderInfo,
+    Inbox, Inspect, Inspection, Leave, Line, Mode, Name, Owner, Owners, Release, Released,
     RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait,
-    Waiting, Wakeups, Want,
+    Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -64,6 +64,16 @@ impl Store for MemoryStore {
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.at_once(|state, now| {
             let (name, mode) = (&request.target.name, request.target.mode);
+            match request.about {
+                About::Holders => {}
+                About::Line => {
+                    let line = state.lines.get(name).map(|line| line.waiting(now));
+                    return Ok(Inspection::default().with_line(line.unwrap_or_default()));
+                }
+                About::Note(holder) => {
+                    return Ok(Inspection::default().with_note(state.note(name, holder, now)));
+                }
+            }
             if let Some(shared) = state.of_kind(name, mode.kind(), now)? {
                 let inspection = shared.inspect(now);
                 return Ok(inspection.with_waiting(Some(state.waiting(name))));
@@ -127,14 +137,6 @@ impl Store for MemoryStore {
         .await
     }
 
-    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
-        self.at_once(|state, now| {
-            let line = state.lines.get(&request.target.name);
-            Ok(line.map(|line| line.waiting(now)).unwrap_or_default())
-        })
-        .await
-    }
-
     async fn leave(&self, request: Leave) -> Result<()> {
         self.at_once(|state, now| {
             let Target { name, mode } = &request.target;
@@ -167,10 +169,6 @@ impl Store for MemoryStore {
 
     async fn want(&self, request: Want) -> Result<bool> {
         self.at_once(|state, now| state.want(&request, now)).await
-    }
-
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
-        self.at_once(|state, now| Ok(state.note(&request, now))).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {

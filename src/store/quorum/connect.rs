@@ -10,8 +10,8 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::preflight::Unfit;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Leave, Mode, Name, Note, Owner, Owners, ReadNote, Release, Released, RenewBatch, Renewed,
-    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
+    Leave, Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
+    Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want, failed,
 };
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -357,10 +357,6 @@ impl Store for PendingNode {
         self.get()?.force_release(request).await
     }
 
-    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
-        self.get()?.line(request).await
-    }
-
     async fn leave(&self, request: Leave) -> Result<()> {
         self.get()?.leave(request).await
     }
@@ -379,10 +375,6 @@ impl Store for PendingNode {
 
     async fn want(&self, request: Want) -> Result<bool> {
         self.get()?.want(request).await
-    }
-
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
-        self.get()?.note(request).await
     }
 
     /// Returns the inbox at the node that is up now; one that comes up later reports nothing, but renewals do.

@@ -18,10 +18,9 @@ pub(crate) use connect::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Leave, Mode, Name, Note, Owner, Owners, Place, ReadNote, Release, Released, RenewBatch,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
-    steal_by_force,
+    About, Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect,
+    Inspection, Leave, Mode, Name, Owner, Owners, Place, Release, Released, RenewBatch, Renewed,
+    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want, steal_by_force,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -268,7 +267,14 @@ impl Store for Quorum {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        self.inner.inspect(request).await
+        match request.about {
+            About::Holders => self.inner.inspect(request).await,
+            // Majorities would disagree about the first.
+            About::Line => Err(request.unsupported()),
+            About::Note(holder) => {
+                Ok(Inspection::default().with_note(self.inner.note(request, holder).await?))
+            }
+        }
     }
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
@@ -302,11 +308,6 @@ impl Store for Quorum {
         Ok(votes.yes > 0)
     }
 
-    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
-        // Majorities would disagree about the first.
-        Err(Place::unsupported())
-    }
-
     async fn leave(&self, request: Leave) -> Result<()> {
         match request.target.mode {
             Mode::Exclusive => Err(Place::unsupported()),
@@ -333,10 +334,6 @@ impl Store for Quorum {
 
     async fn want(&self, request: Want) -> Result<bool> {
         self.inner.want(request).await
-    }
-
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
-        self.inner.note(request).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {

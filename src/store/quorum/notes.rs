@@ -3,7 +3,7 @@
 use super::Inner;
 use super::node::Node;
 use crate::error::Result;
-use crate::store::{Inbox, Note, ReadNote, StoreFuture, Want};
+use crate::store::{About, HolderId, Inbox, Inspect, Note, StoreFuture, Want};
 use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -27,12 +27,18 @@ impl Inner {
     }
 
     /// Returns the newest note that a node has for the holder.
-    pub(super) async fn note(self: &Arc<Self>, request: ReadNote) -> Result<Option<Note>> {
+    pub(super) async fn note(
+        self: &Arc<Self>,
+        request: Inspect,
+        holder: HolderId,
+    ) -> Result<Option<Note>> {
         let limit = request.timeout;
         let mut tally = self.ask(move |node: Arc<Node>, answers| {
-            let holder = node.holder_id(request.holder);
-            let request = ReadNote { holder, ..request.clone() };
-            async move { answers.send(node.index, node.store.note(request).await) }
+            let request = request.clone().with_about(About::Note(node.holder_id(holder)));
+            async move {
+                let note = node.store.inspect(request).await.map(|inspection| inspection.note);
+                answers.send(node.index, note);
+            }
         });
         tally.collect(limit, |_| false).await;
         let votes = tally.votes(Option::is_some);
@@ -73,7 +79,7 @@ impl Inner {
 
 /// Reports to the holder at one node, where its id has the number of the node, and of an attempt.
 async fn tell(node: &Node, request: Want) -> Result<bool> {
-    let inspect = crate::store::Inspect::new(request.target.clone(), request.timeout);
+    let inspect = Inspect::new(request.target.clone(), request.timeout);
     let holder = node.store.inspect(inspect).await?.into_holder();
     let is_own = |id: &String| id.split('.').next() == Some(&*request.from);
     match holder.map(|holder| holder.holder).filter(is_own) {

@@ -18,10 +18,10 @@ use super::connect::options::{Common, in_task};
 use super::connect::remote::Replicas;
 use super::contract::mode::Kind;
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease, Inbox,
-    Inspect, Inspection, Leave, Line, Mode, Name, Note, Owner, Owners, ReadNote, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting,
-    Wakeups, Want, failed,
+    About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease,
+    Inbox, Inspect, Inspection, Leave, Line, Mode, Name, Owner, Owners, Release, Released,
+    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups,
+    Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -323,9 +323,13 @@ impl Store for RedisStore {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        match request.target.mode.kind() {
-            Kind::Lock => self.described(request).await,
-            Kind::ReadWrite | Kind::Semaphore => self.holders(request).await,
+        match (request.about, request.target.mode.kind()) {
+            (About::Holders, Kind::Lock) => self.described(request).await,
+            (About::Holders, Kind::ReadWrite | Kind::Semaphore) => self.holders(request).await,
+            (About::Line, _) => Ok(Inspection::default().with_line(self.waiting(request).await?)),
+            (About::Note(holder), _) => {
+                Ok(Inspection::default().with_note(self.note_for(request, holder).await?))
+            }
         }
     }
 
@@ -349,10 +353,6 @@ impl Store for RedisStore {
         self.force(request).await
     }
 
-    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
-        self.waiting(request).await
-    }
-
     async fn leave(&self, request: Leave) -> Result<()> {
         self.leave_line(request).await
     }
@@ -373,10 +373,6 @@ impl Store for RedisStore {
 
     async fn want(&self, request: Want) -> Result<bool> {
         self.tell_wanted(request).await
-    }
-
-    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
-        self.note_for(request).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {

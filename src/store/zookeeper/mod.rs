@@ -15,10 +15,10 @@ pub(crate) use session::address::Address;
 
 use super::connect::options::in_task;
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease, Inbox,
-    Inspect, Inspection, Leave, Line, Mode, Name, Note, Owner, Owners, Place, ReadNote, Release,
-    Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target,
-    Wait, Waiting, Wakeups, Want,
+    About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease,
+    Inbox, Inspect, Inspection, Leave, Line, Mode, Name, Owner, Owners, Place, Release, Released,
+    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait,
+    Wakeups, Want,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -223,6 +223,11 @@ impl Store for ZooKeeperStore {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        match request.about {
+            About::Holders => {}
+            About::Line => return Err(request.unsupported()),
+            About::Note(_) => return Ok(Inspection::default()),
+        }
         self.run(move |recipe| async move {
             let limit = recipe.read_limit(request.timeout);
             in_time(limit, recipe.inspect(&request.target)).await
@@ -278,10 +283,6 @@ impl Store for ZooKeeperStore {
         .await
     }
 
-    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
-        Err(Place::unsupported())
-    }
-
     /// Does nothing but refuse a line: a waiter leaves its place when it drops its wake-ups.
     async fn leave(&self, request: Leave) -> Result<()> {
         match request.target.mode {
@@ -322,10 +323,6 @@ impl Store for ZooKeeperStore {
     /// Returns that the holder was not reached: a node has no inbox.
     async fn want(&self, request: Want) -> Result<bool> {
         Err(Steal::unsupported(request.target.mode))
-    }
-
-    async fn note(&self, _: ReadNote) -> Result<Option<Note>> {
-        Ok(None)
     }
 
     fn inbox(&self, _: Uuid) -> Option<Inbox> {

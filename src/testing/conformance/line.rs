@@ -2,7 +2,9 @@
 
 use super::party::*;
 use crate::error::{ErrorKind, Fate, Result};
-use crate::store::{Acquired, Inspect, Leave, Line, Name, Place, Release, Released, Wait, Waiting};
+use crate::store::{
+    About, Acquired, Inspect, Leave, Line, Name, Place, Release, Released, Wait, Waiting,
+};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -28,14 +30,15 @@ async fn leaves(party: &Party<'_>) -> Result<()> {
 }
 
 async fn line(party: &Party<'_>) -> Result<Vec<Waiting>> {
-    party.store.line(Inspect::new(party.target(), PATIENCE)).await
+    let request = Inspect::new(party.target(), PATIENCE).with_about(About::Line);
+    party.store.inspect(request).await.map(|inspection| inspection.line)
 }
 
 /// Expects these managers in the line.
 async fn lined(parties: &[&Party<'_>]) {
     let expected: Vec<String> =
         parties.iter().map(|party| party.holder.manager().to_string()).collect();
-    let waiting = line(parties[0]).await.expect("the store tells who waits");
+    let waiting = line(parties[0]).await.expect("the store returns the line");
     let found: Vec<_> = waiting.iter().map(|waiting| waiting.manager.clone()).collect();
     assert_eq!(found, expected);
 }

@@ -4,7 +4,8 @@ use super::party::*;
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::{
-    Absence, Acquired, Act, Fencing, ForceRelease, Hint, Mode, Note, ReadNote, Reason, Steal, Want,
+    About, Absence, Acquired, Act, Fencing, ForceRelease, Hint, Inspect, Mode, Note, Reason, Steal,
+    Want,
 };
 use crate::testing::Harness;
 use std::time::Duration;
@@ -29,8 +30,8 @@ impl Party<'_> {
     }
 
     async fn note(&self) -> Option<Note> {
-        let request = ReadNote::new(self.target(), self.holder, PATIENCE);
-        self.store.note(request).await.expect("the store tells the note")
+        let request = Inspect::new(self.target(), PATIENCE).with_about(About::Note(self.holder));
+        self.store.inspect(request).await.expect("the store returns the note").note
     }
 
     fn steals(&self) -> bool {

@@ -2,14 +2,13 @@
 //! in a cluster it follows, because its channel is in another slot.
 
 use super::lock::confirmed;
-use super::{Call, NOTE_READ, TELL, millis, permits, reply, rw};
+use super::{Call, HolderId, Inspect, NOTE_READ, TELL, millis, permits, reply, rw};
 use crate::error::Result;
 use crate::store::contract::mode::Kind;
 use crate::store::redis::topology::Connection;
 use crate::store::redis::{Element, RedisStore};
 use crate::store::{
-    Acquired, Act, ForceRelease, Inbox, Mode, Note, ReadNote, Reason, Steal, StoreFuture, Want,
-    failed,
+    Acquired, Act, ForceRelease, Inbox, Mode, Note, Reason, Steal, StoreFuture, Want, failed,
 };
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -118,9 +117,9 @@ impl RedisStore {
     /// Returns the note about a name that was left for a holder.
     pub(in crate::store::redis) async fn note_for(
         &self,
-        request: ReadNote,
+        Inspect { target, timeout, .. }: Inspect,
+        holder: HolderId,
     ) -> Result<Option<Note>> {
-        let ReadNote { target, holder, timeout } = request;
         if let Mode::Permits { .. } = target.mode {
             return Ok(None);
         }

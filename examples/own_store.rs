@@ -10,9 +10,8 @@ use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
     About, Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo,
-    Inbox, Inspect, Inspection, Keep, Leave, Metadata, Mode, Name, Place, Release, Released,
-    RenewBatch, Renewal, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait,
-    Wakeups, Want,
+    Inbox, Inspect, Inspection, Keep, Metadata, Mode, Name, Release, Released, RenewBatch, Renewal,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};
@@ -159,7 +158,7 @@ impl Store for FileStore {
         // A mark that keeps the name closed is more than this store knows.
         let target = match request.keep {
             Some(_) => Err(Keep::unsupported()),
-            None => request.target.into_exclusive(),
+            None => request.require_hold().and_then(|()| request.target.into_exclusive()),
         };
         self.run(target, request.timeout, move |table, name| {
             let counted = table.own(&name, request.holder).map(|entry| entry.count = request.count);
@@ -217,10 +216,6 @@ impl Store for FileStore {
             held.map(|it| it.count = 0).is_some()
         };
         self.run(request.target.into_exclusive(), request.timeout, free).await
-    }
-
-    async fn leave(&self, _: Leave) -> Result<()> {
-        Err(Place::unsupported())
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

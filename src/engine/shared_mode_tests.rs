@@ -12,8 +12,8 @@ use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
     Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
-    Inspection, Leave, Metadata, Mode, Name, Place, Reason, Release, Released, RenewBatch, Renewed,
-    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
+    Inspection, Metadata, Mode, Name, Reason, Release, Released, RenewBatch, Renewed, Resize,
+    SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;
@@ -94,6 +94,9 @@ impl Store for SharedStore {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
+        if let Err(error) = request.require_hold() {
+            return Box::pin(std::future::ready(Err(error)));
+        }
         let absence = self.absence(request.holder);
         self.holders().remove(&request.holder);
         let verdict = absence.map_or(Released::done(0), Released::NotYours);
@@ -130,10 +133,6 @@ impl Store for SharedStore {
         let held = !self.holders().is_empty();
         self.holders().clear();
         Ok(held)
-    }
-
-    async fn leave(&self, _: Leave) -> Result<()> {
-        Err(Place::unsupported())
     }
 
     async fn subscribe(&self, _: Wait) -> Result<Option<Wakeups>> {

@@ -29,7 +29,7 @@ pub(crate) use contract::note::steal_by_force;
 pub use contract::note::{Hint, Inbox, InboxSender, Note, Steal, Want};
 pub use contract::reason::{Act, Reason};
 pub use contract::request::{
-    About, Acquire, Fencing, ForceRelease, Inspect, Leave, Place, Release, RenewBatch, Renewal,
+    About, Acquire, Ends, Fencing, ForceRelease, Inspect, Place, Release, RenewBatch, Renewal,
     Resize, Wait,
 };
 pub use contract::signal::{Signal, Wakeups};
@@ -134,7 +134,8 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///   holder ids tell which request is older: a later waiter of the manager takes the place over with the time of its own
 ///   arrival, a late copy for an earlier waiter changes nothing, and one for the same waiter never makes it younger.
 /// - A grant ends the place of its manager, and reports the oldest waiter of the others.
-/// - A place lapses by itself. [`leave`](Store::leave) ends it sooner, and wakes the others if the name is free.
+/// - A place lapses by itself. A release of the [arrival](Ends::Arrival) ends it sooner, and wakes the others if the name
+///   is free.
 /// - A request without a place is granted whenever the name is free. It neither enters the line nor sees it.
 ///
 /// Any other store returns [`Unsupported`](crate::ErrorKind::Unsupported) to an exclusive acquire with a place.
@@ -189,6 +190,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Lowers the hold count, or at zero releases the name and wakes waiters. With a [`keep`](Release::keep), the name stays
     /// closed.
+    ///
+    /// A release of an [arrival](Ends::Arrival) gives up the [`Place`] that a manager has in the order of waiters, unless a
+    /// holder id with a larger number has taken it over. In a line, the next waiter of the manager gets it, if the request
+    /// [names its place](Release::place), with its own arrival. It wakes the waiters that may be granted the name now. It is
+    /// [done](Released::Done) without listeners, also if there is no place. In [`Mode::Exclusive`] without [`Line::Places`] it
+    /// is [`Unsupported`](crate::ErrorKind::Unsupported). Without an answer, the place lapses by itself.
     fn release(&self, request: Release) -> StoreFuture<Released>;
 
     /// Extends many leases at once.
@@ -302,19 +309,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// If dropped, the outcome is unknown. Call it again.
     async fn force_release(&self, request: ForceRelease) -> Result<bool>;
-
-    /// Gives up the [`Place`] that a manager has in the order of waiters, unless a holder id with a larger number has taken
-    /// it over. In a line, the [next](Leave::next) waiter of the manager gets it, with its own arrival. Wakes the waiters that
-    /// may be granted the name now. Does nothing if there is no place.
-    ///
-    /// # Errors
-    ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) in [`Mode::Exclusive`] without [`Line::Places`].
-    ///
-    /// # Cancel safety
-    ///
-    /// If dropped, the outcome is unknown. The place lapses by itself.
-    async fn leave(&self, request: Leave) -> Result<()>;
 
     /// Subscribes to hints that a name may be free. Hints can be late, lost or spurious.
     ///
@@ -473,10 +467,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         (**self).force_release(request).await
-    }
-
-    async fn leave(&self, request: Leave) -> Result<()> {
-        (**self).leave(request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

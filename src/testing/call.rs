@@ -6,7 +6,7 @@
 pub enum Call {
     /// [`Store::acquire`](crate::store::Store::acquire)
     Acquire,
-    /// [`Store::release`](crate::store::Store::release)
+    /// [`Store::release`](crate::store::Store::release) of a hold
     Release,
     /// [`Store::renew`](crate::store::Store::renew), one for each batch
     Renew,
@@ -32,7 +32,7 @@ pub enum Call {
     Note,
     /// [`Store::inspect`](crate::store::Store::inspect), about the line
     Line,
-    /// [`Store::leave`](crate::store::Store::leave)
+    /// [`Store::release`](crate::store::Store::release) of an arrival
     Leave,
     /// [`Store::subscribe`](crate::store::Store::subscribe)
     Subscribe,

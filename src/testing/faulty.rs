@@ -5,9 +5,9 @@ use super::rule::{Fault, Rule};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    About, Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect,
-    Inspection, Leave, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize,
-    SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
+    About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
+    Inspection, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
+    Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
 };
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
@@ -309,7 +309,11 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        let fault = self.faults.meet(Call::Release, &[&request.target.name]);
+        let call = match request.ends {
+            Ends::Hold => Call::Release,
+            Ends::Arrival => Call::Leave,
+        };
+        let fault = self.faults.meet(call, &[&request.target.name]);
         self.call(fault, |inner| inner.release(request))
     }
 
@@ -358,11 +362,6 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         let fault = self.faults.meet(Call::ForceRelease, &[&request.target.name]);
         self.call(fault, |inner| async move { inner.force_release(request).await }).await
-    }
-
-    async fn leave(&self, request: Leave) -> Result<()> {
-        let fault = self.faults.meet(Call::Leave, &[&request.target.name]);
-        self.call(fault, |inner| async move { inner.leave(request).await }).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

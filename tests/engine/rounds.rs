@@ -4,9 +4,9 @@ use super::*;
 use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Name, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store,
-    StoreFuture, Wait, Wakeups, Want,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
+    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture,
+    Wait, Wakeups, Want,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -184,9 +184,6 @@ impl Store for Counting {
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.store.force_release(request).await
-    }
-    async fn leave(&self, request: Leave) -> Result<()> {
-        self.store.leave(request).await
     }
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         self.store.subscribe(request).await

@@ -3,9 +3,9 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, StoreFuture, Wait,
-    Wakeups, Want,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Release,
+    Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, StoreFuture, Wait, Wakeups,
+    Want,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
@@ -117,9 +117,6 @@ impl Store for Fated {
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.node.force_release(request).await
-    }
-    async fn leave(&self, request: Leave) -> Result<()> {
-        self.node.leave(request).await
     }
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         self.node.subscribe(request).await

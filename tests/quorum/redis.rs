@@ -4,9 +4,9 @@ use kit::look::{channel, renewal, subscribers};
 use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Name, Quorum, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal,
-    Store, StoreFuture, Wait, Wakeups, Want,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
+    Quorum, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store,
+    StoreFuture, Wait, Wakeups, Want,
 };
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -105,9 +105,6 @@ impl Store for Steady {
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool, Error> {
         self.0.force_release(request).await
-    }
-    async fn leave(&self, request: Leave) -> Result<(), Error> {
-        self.0.leave(request).await
     }
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>, Error> {
         self.0.subscribe(request).await

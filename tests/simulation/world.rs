@@ -8,8 +8,8 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    About, Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox,
-    Inspect, Inspection, Leave, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed,
+    About, Absence, Acquire, Acquired, Annotate, Capabilities, Ends, ForceRelease, HolderId, Inbox,
+    Inspect, Inspection, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed,
     Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
@@ -424,6 +424,23 @@ impl Client {
         (self.id, token.number())
     }
 
+    /// Gives up the place of a waiter.
+    fn release_arrival(&self, request: Release) -> StoreFuture<Released> {
+        let Target { name, mode, .. } = request.target;
+        if !matches!(mode, Mode::Read | Mode::Write) {
+            return Box::pin(std::future::ready(Err(Place::unsupported())));
+        }
+        let hold = self.hold(request.holder);
+        let what = self.words(format_args!("leave {name} {hold:?} {mode:?}"));
+        let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
+            if inner.server.leave(now, &name, mode, hold) {
+                inner.wake(world, &name);
+            }
+            Released::done(0)
+        };
+        self.call(what, None, Sort::Passed, request.timeout, run, |_, _, _| ())
+    }
+
     /// Sends a request, for the name that is `asked` for, if one is. `run` is what the server does, `heard` what the client
     /// learns, if it still waits.
     fn call<T: Send + 'static>(
@@ -623,6 +640,9 @@ impl Store for Client {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
+        if request.ends == Ends::Arrival {
+            return self.release_arrival(request);
+        }
         let hold = self.hold(request.holder);
         let (limit, count) = (request.timeout, request.count);
         let believer = {
@@ -746,21 +766,6 @@ impl Store for Client {
             !held.is_empty()
         };
         self.call(what, None, Sort::Passed, limit, run, |_, _, _| ()).await
-    }
-
-    async fn leave(&self, request: Leave) -> Result<()> {
-        let Target { name, mode, .. } = request.target;
-        if !matches!(mode, Mode::Read | Mode::Write) {
-            return Err(Place::unsupported());
-        }
-        let hold = self.hold(request.holder);
-        let what = self.words(format_args!("leave {name} {hold:?} {mode:?}"));
-        let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
-            if inner.server.leave(now, &name, mode, hold) {
-                inner.wake(world, &name);
-            }
-        };
-        self.call(what, None, Sort::Passed, request.timeout, run, |_, _, _| ()).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

@@ -8,9 +8,9 @@ use crate::engine::machine::queue::Queue;
 use crate::error::{Error, ErrorKind, Result};
 
 use crate::store::{
-    About, Acquire, Acquired, ForceRelease, HolderId, Inbox, Inspect, Inspection, Leave, Line,
-    Mode, Name, Note, Place, Reason, Release, Released, Resize, SetVerdicts, Steal, StoreFuture,
-    Target, Wait, Waiting, Wakeups, Want, failed,
+    About, Acquire, Acquired, ForceRelease, HolderId, Inbox, Inspect, Inspection, Line, Mode, Name,
+    Note, Place, Reason, Release, Released, Resize, SetVerdicts, Steal, StoreFuture, Target, Wait,
+    Waiting, Wakeups, Want, failed,
 };
 use crate::util::trace;
 use std::future::{Future, poll_fn};
@@ -193,8 +193,8 @@ impl Core {
     ) {
         let name = target.name.clone();
         let next = next.map(|arrived| self.place_of(arrived));
-        let request = Leave::new(target, holder, self.timing.attempt).with_next(next);
-        let left = self.in_time(|| self.store.leave(request)).await;
+        let request = Release::arrival(target, holder, self.timing.attempt).with_place(next);
+        let left = self.in_time(|| self.store.release(request)).await;
         if let Err(error) = left {
             trace::later(
                 Level::DEBUG,

@@ -152,14 +152,16 @@ impl Acquire {
     }
 }
 
-/// Asks to release a name, or to record a hold count.
+/// Asks to release a name, to record a hold count, or to give up an arrival.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Release {
-    /// The name and the mode of the hold.
+    /// The name, and the mode of the hold or the one that the waiter asked for.
     pub target: Target,
-    /// The holder.
+    /// The holder; of an arrival, the holder id of the last request that may have taken the place.
     pub holder: HolderId,
+    /// What it ends. The other fields are described for a hold.
+    pub ends: Ends,
     /// The hold count to record, which may be higher or lower than the one before; 0 releases the name.
     pub count: u32,
     /// The time that the attempt may take.
@@ -167,7 +169,7 @@ pub struct Release {
     /// The place of the next waiter of this manager, for a hold in [`Mode::Exclusive`](crate::store::Mode::Exclusive).
     /// A store with a [line](crate::store::Store#lines) enters it in the same step, if this request releases the name.
     /// Then [`Released::Done`](crate::store::Released::Done) counts no listeners while another manager waits in the
-    /// line: the line orders them.
+    /// line: the line orders them. If the request gives up an arrival in a line, this place replaces it.
     pub place: Option<Place>,
     /// Keeps the name closed, if this request releases it, for a hold in
     /// [`Mode::Exclusive`](crate::store::Mode::Exclusive); in any other mode it is
@@ -176,11 +178,39 @@ pub struct Release {
     pub keep: Option<Keep>,
 }
 
+/// What a [`Release`] ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ends {
+    /// A hold, or a part of its count.
+    Hold,
+    /// The arrival of a waiter, which may have a [`Place`] in the order of waiters. The count is 0.
+    Arrival,
+}
+
 impl Release {
     /// Creates a request that records a hold count; 0 releases the name.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, count: u32, timeout: Duration) -> Self {
-        Self { target, holder, count, timeout, place: None, keep: None }
+        Self { target, holder, ends: Ends::Hold, count, timeout, place: None, keep: None }
+    }
+
+    /// Creates a request that gives up the [`Place`] that a request of `holder` may have taken.
+    #[must_use]
+    pub fn arrival(target: Target, holder: HolderId, timeout: Duration) -> Self {
+        Self { ends: Ends::Arrival, ..Self::new(target, holder, 0, timeout) }
+    }
+
+    /// Refuses to give up an arrival, for a store that keeps no [`Place`].
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ErrorKind::Unsupported) for a request that ends anything but a hold.
+    pub fn require_hold(&self) -> Result<()> {
+        match self.ends {
+            Ends::Hold => Ok(()),
+            Ends::Arrival => Err(Place::unsupported()),
+        }
     }
 
     /// Sets the [`place`](Self::place) of the next waiter.
@@ -203,34 +233,6 @@ impl Release {
     pub fn mark(&self) -> Result<Option<Keep>> {
         Keep::require_exclusive(self.keep, self.target.mode)?;
         Ok(self.keep.filter(|_| self.count == 0))
-    }
-}
-
-/// Asks to give up a [`Place`], or to give it to the next waiter.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Leave {
-    /// The name, and the mode that the waiter asked for.
-    pub target: Target,
-    /// The holder id of the last request that may have taken the place.
-    pub holder: HolderId,
-    /// The place of the next waiter of the same manager, which replaces this one in a line; `None` if there is none.
-    pub next: Option<Place>,
-    /// The time that the attempt may take.
-    pub timeout: Duration,
-}
-
-impl Leave {
-    /// Creates the request.
-    #[must_use]
-    pub fn new(target: Target, holder: HolderId, timeout: Duration) -> Self {
-        Self { target, holder, next: None, timeout }
-    }
-
-    /// Gives the place to the next waiter of the same manager, if there is one.
-    #[must_use]
-    pub fn with_next(self, next: Option<Place>) -> Self {
-        Self { next, ..self }
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Shared, State};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::contract::mode::Kind;
-use crate::store::{Release, Released, RenewBatch, Renewed, Resize};
+use crate::store::{Mode, Release, Released, RenewBatch, Renewed, Resize, Target};
 
 impl State {
     pub(super) fn release(&mut self, request: &Release, now: Instant) -> Result<Released> {
@@ -20,6 +20,22 @@ impl State {
             Some(keep) => self.close(request, keep, now),
             None => self.release_exclusive(request, now),
         })
+    }
+
+    /// Gives up a place.
+    pub(super) fn release_arrival(&mut self, request: &Release, now: Instant) -> Result<Released> {
+        let Target { name, mode } = &request.target;
+        match mode {
+            Mode::Exclusive => self.leave(name, request.holder, request.place, now),
+            Mode::Read | Mode::Write => {
+                let shared = self.of_kind(name, mode.kind(), now)?;
+                if shared.is_some_and(|shared| shared.leave(request.holder, *mode)) {
+                    self.wake(name, None);
+                }
+            }
+            Mode::Permits { .. } => {}
+        }
+        Ok(Released::done(0))
     }
 
     pub(super) fn release_exclusive(&mut self, request: &Release, now: Instant) -> Released {

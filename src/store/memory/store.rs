@@ -5,10 +5,10 @@ use super::notes::InboxGuard;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::store::{
-    About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, ForceRelease, HolderInfo,
-    Inbox, Inspect, Inspection, Leave, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait,
-    Wakeups, Want,
+    About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, Ends, ForceRelease,
+    HolderInfo, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
+    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups,
+    Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -50,7 +50,10 @@ impl Store for MemoryStore {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.at_once(|state, now| state.release(&request, now))
+        self.at_once(|state, now| match request.ends {
+            Ends::Hold => state.release(&request, now),
+            Ends::Arrival => state.release_arrival(&request, now),
+        })
     }
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
@@ -133,24 +136,6 @@ impl Store for MemoryStore {
             state.holds.remove(name);
             state.wake(name, None);
             Ok(held)
-        })
-        .await
-    }
-
-    async fn leave(&self, request: Leave) -> Result<()> {
-        self.at_once(|state, now| {
-            let Target { name, mode } = &request.target;
-            match mode {
-                Mode::Exclusive => state.leave(name, request.holder, request.next, now),
-                Mode::Read | Mode::Write => {
-                    let shared = state.of_kind(name, mode.kind(), now)?;
-                    if shared.is_some_and(|shared| shared.leave(request.holder, *mode)) {
-                        state.wake(name, None);
-                    }
-                }
-                Mode::Permits { .. } => {}
-            }
-            Ok(())
         })
         .await
     }

@@ -10,8 +10,8 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::preflight::Unfit;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Leave, Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
-    Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want, failed,
+    Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
+    Steal, Store, StoreFuture, Wait, Wakeups, Want, failed,
 };
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -355,10 +355,6 @@ impl Store for PendingNode {
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.get()?.force_release(request).await
-    }
-
-    async fn leave(&self, request: Leave) -> Result<()> {
-        self.get()?.leave(request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

@@ -18,9 +18,9 @@ pub(crate) use connect::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    About, Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect,
-    Inspection, Leave, Mode, Name, Owner, Owners, Place, Release, Released, RenewBatch, Renewed,
-    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want, steal_by_force,
+    About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
+    Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize,
+    SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want, steal_by_force,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -28,7 +28,7 @@ use async_trait::async_trait;
 use holds::Holds;
 use node::Node;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::sync::Arc;
 use std::time::Duration;
 use tally::{Answers, Tally, majority};
@@ -255,7 +255,18 @@ impl Store for Quorum {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        Box::pin(Arc::clone(&self.inner).release(request))
+        let inner = Arc::clone(&self.inner);
+        match (request.ends, request.target.mode) {
+            (Ends::Hold, _) => Box::pin(inner.release(request)),
+            (Ends::Arrival, Mode::Write) => Box::pin(inner.release_arrival(request)),
+            (Ends::Arrival, Mode::Exclusive) => {
+                Box::pin(ready(request.require_hold().map(|()| Released::done(0))))
+            }
+            // Only writers have places at the nodes.
+            (Ends::Arrival, Mode::Read | Mode::Permits { .. }) => {
+                Box::pin(ready(Ok(Released::done(0))))
+            }
+        }
     }
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
@@ -306,15 +317,6 @@ impl Store for Quorum {
             return Err(tally.no_majority(|held| if *held { "deleted" } else { "free" }));
         }
         Ok(votes.yes > 0)
-    }
-
-    async fn leave(&self, request: Leave) -> Result<()> {
-        match request.target.mode {
-            Mode::Exclusive => Err(Place::unsupported()),
-            Mode::Write => self.inner.leave(request).await,
-            // Only writers have places at the nodes.
-            Mode::Read | Mode::Permits { .. } => Ok(()),
-        }
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

@@ -3,21 +3,25 @@
 use super::tally::{Tally, absence, describe_released};
 use super::{Inner, node_limit};
 use crate::error::{Fate, Result};
-use crate::store::{Leave, Release, Released};
+use crate::store::{Release, Released};
 use std::sync::Arc;
 
 impl Inner {
     /// Gives up the place of a writer at each node. Where that fails, the place lapses.
-    pub(super) async fn leave(self: &Arc<Self>, request: Leave) -> Result<()> {
+    pub(super) async fn release_arrival(self: Arc<Self>, request: Release) -> Result<Released> {
         let limit = node_limit(request.timeout);
         let mut tally = self.ask(|node, answers| {
             let holder = node.holder_id(request.holder);
-            let request = Leave { holder, timeout: limit, ..request.clone() };
-            async move { answers.send(node.index, node.store.leave(request).await) }
+            let request = Release { holder, timeout: limit, ..request.clone() };
+            async move { answers.send(node.index, node.store.release(request).await) }
         });
-        let answered = |tally: &Tally<()>| tally.votes(|()| true).yes >= tally.majority();
+        let answered = |tally: &Tally<Released>| tally.votes(|_| true).yes >= tally.majority();
         tally.collect(request.timeout, answered).await;
-        if answered(&tally) { Ok(()) } else { Err(tally.no_majority(|()| "given up")) }
+        if answered(&tally) {
+            Ok(Released::done(0))
+        } else {
+            Err(tally.no_majority(|_| "given up"))
+        }
     }
 
     pub(super) async fn release(self: Arc<Self>, request: Release) -> Result<Released> {

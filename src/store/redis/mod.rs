@@ -18,10 +18,9 @@ use super::connect::options::{Common, in_task};
 use super::connect::remote::Replicas;
 use super::contract::mode::Kind;
 use super::{
-    About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease,
-    Inbox, Inspect, Inspection, Leave, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups,
-    Want, failed,
+    About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
+    Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -305,9 +304,10 @@ impl Store for RedisStore {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        match request.mark() {
-            Ok(_) => self.batchers.send(request),
-            Err(error) => failed(error),
+        match (request.ends, request.mark()) {
+            (_, Err(error)) => failed(error),
+            (Ends::Hold, Ok(_)) => self.batchers.send(request),
+            (Ends::Arrival, Ok(_)) => self.release_arrival(request),
         }
     }
 
@@ -351,10 +351,6 @@ impl Store for RedisStore {
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.force(request).await
-    }
-
-    async fn leave(&self, request: Leave) -> Result<()> {
-        self.leave_line(request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

@@ -15,10 +15,9 @@ pub(crate) use session::address::Address;
 
 use super::connect::options::in_task;
 use super::{
-    About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, ForceRelease,
-    Inbox, Inspect, Inspection, Leave, Line, Mode, Name, Owner, Owners, Place, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait,
-    Wakeups, Want,
+    About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
+    Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Wakeups, Want,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -209,7 +208,16 @@ impl Store for ZooKeeperStore {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.run(|recipe| async move { recipe.release(request).await })
+        match (request.ends, request.target.mode) {
+            (Ends::Hold, _) => self.run(|recipe| async move { recipe.release(request).await }),
+            (Ends::Arrival, Mode::Exclusive) => {
+                Box::pin(std::future::ready(request.require_hold().map(|()| Released::done(0))))
+            }
+            // A waiter leaves its place when it drops its wake-ups.
+            (Ends::Arrival, Mode::Read | Mode::Write | Mode::Permits { .. }) => {
+                Box::pin(std::future::ready(Ok(Released::done(0))))
+            }
+        }
     }
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
@@ -281,14 +289,6 @@ impl Store for ZooKeeperStore {
             in_time(limit, recipe.force(&request)).await
         })
         .await
-    }
-
-    /// Does nothing but refuse a line: a waiter leaves its place when it drops its wake-ups.
-    async fn leave(&self, request: Leave) -> Result<()> {
-        match request.target.mode {
-            Mode::Exclusive => Err(Place::unsupported()),
-            Mode::Read | Mode::Write | Mode::Permits { .. } => Ok(()),
-        }
     }
 
     /// Puts a waiter into the queue; a later acquire of this store takes its node over. A listener without a holder id

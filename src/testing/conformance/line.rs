@@ -2,9 +2,7 @@
 
 use super::party::*;
 use crate::error::{ErrorKind, Fate, Result};
-use crate::store::{
-    About, Acquired, Inspect, Leave, Line, Name, Place, Release, Released, Wait, Waiting,
-};
+use crate::store::{About, Acquired, Inspect, Line, Name, Place, Release, Released, Wait, Waiting};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -25,8 +23,20 @@ async fn asks(party: &Party<'_>, place: Place) -> Result<Acquired> {
     party.store.acquire(party.request().with_place(Some(place))).await
 }
 
-async fn leaves(party: &Party<'_>) -> Result<()> {
-    party.store.leave(Leave::new(party.target(), party.holder, PATIENCE)).await
+async fn leaves(party: &Party<'_>) -> Result<Released> {
+    leaves_to(party, None).await
+}
+
+/// Gives up the place, or gives it to the next waiter of the manager.
+async fn leaves_to(party: &Party<'_>, next: Option<Place>) -> Result<Released> {
+    let release = Release::arrival(party.target(), party.holder, PATIENCE);
+    party.store.release(release.with_place(next)).await
+}
+
+/// Checks that it was done, whether there was a place or not.
+#[track_caller]
+fn left(verdict: Result<Released>) {
+    assert_eq!(verdict.expect("an answer"), Released::done(0));
 }
 
 async fn line(party: &Party<'_>) -> Result<Vec<Waiting>> {
@@ -70,7 +80,7 @@ pub async fn place_in_a_line_that_does_not_exist_is_refused(harness: &dyn Harnes
         assert_eq!((error.kind(), error.fate()), (ErrorKind::Unsupported, Fate::NotExecuted));
     }
     assert!(party.holding().await.is_none());
-    let errors = [line(&party).await.map(drop), leaves(&party).await];
+    let errors = [line(&party).await.map(drop), leaves(&party).await.map(drop)];
     for error in errors.map(|result| result.expect_err("there is no line")) {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
@@ -137,12 +147,12 @@ pub async fn requests_with_a_place_may_run_twice_and_late(harness: &dyn Harness)
     let later = std::mem::replace(&mut waiter.holder, before);
     held(asks(&waiter, waits(20)).await);
     for _ in 0..2 {
-        leaves(&waiter).await.expect("an answer");
+        left(leaves(&waiter).await);
     }
     lined(&[&other, &waiter]).await;
     waiter.holder = later;
     for _ in 0..2 {
-        leaves(&waiter).await.expect("an answer");
+        left(leaves(&waiter).await);
     }
     lined(&[&other]).await;
     // A record of a count takes no place.
@@ -180,7 +190,7 @@ pub async fn release_takes_the_place_of_the_next_waiter(harness: &dyn Harness) {
     assert!(released(gives(waits(30)).await).is_some());
     lined(&[&other]).await;
     assert_eq!(released(next_of.release(0).await), None);
-    leaves(&other).await.expect("an answer");
+    left(leaves(&other).await);
     // Without a next waiter it takes none.
     granted(asks(&third, waits(0)).await);
     let release = Release::new(third.target(), third.holder, 0, PATIENCE).with_place(Some(TRIES));
@@ -231,7 +241,7 @@ pub async fn place_that_moves_back_wakes_the_first(harness: &dyn Harness) {
     assert_eq!(released(first.release(0).await), None);
 }
 
-/// See [`Leave::next`].
+/// See [`Release::place`].
 pub async fn place_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness) {
     let name = unique("line-next");
     let [holder, gone, younger] = three(harness, &name).await;
@@ -244,8 +254,7 @@ pub async fn place_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness) {
     assert_eq!(released(holder.release(0).await), None);
     for _ in 0..2 {
         // Also twice.
-        let leave = Leave::new(gone.target(), gone.holder, PATIENCE);
-        gone.store.leave(leave.with_next(Some(waits(600)))).await.expect("an answer");
+        left(leaves_to(&gone, Some(waits(600))).await);
         lined(&[&gone, &younger]).await;
         held(asks(&younger, waits(300)).await);
     }
@@ -253,20 +262,18 @@ pub async fn place_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness) {
     next.next();
     granted(asks(&next, waits(600)).await);
     // A late copy leaves no place.
-    let leave = Leave::new(gone.target(), gone.holder, PATIENCE);
-    gone.store.leave(leave.with_next(Some(waits(600)))).await.expect("an answer");
+    left(leaves_to(&gone, Some(waits(600))).await);
     lined(&[&younger]).await;
     // One that came after the younger one is behind it.
     held(asks(&gone, waits(900)).await);
-    let leave = Leave::new(gone.target(), gone.holder, PATIENCE);
-    gone.store.leave(leave.with_next(Some(waits(100)))).await.expect("an answer");
+    left(leaves_to(&gone, Some(waits(100))).await);
     lined(&[&younger, &gone]).await;
     assert_eq!(released(next.release(0).await), None);
     granted(asks(&younger, waits(300)).await);
     assert_eq!(released(younger.release(0).await), None);
 }
 
-/// See [`Store::leave`](crate::store::Store::leave).
+/// See [`Ends::Arrival`](crate::store::Ends::Arrival).
 pub async fn place_that_is_left_wakes_the_others(harness: &dyn Harness) {
     // Its manager may have a later waiter, who came after the others.
     for has_later in [false, true] {
@@ -288,7 +295,7 @@ pub async fn place_that_is_left_wakes_the_others(harness: &dyn Harness) {
         let mut wakeups = other.store.subscribe(wait).await.expect("wake-ups").expect("some");
         // A subscription may count as a hint.
         while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
-        leaves(&first).await.expect("an answer");
+        left(leaves(&first).await);
         timeout(PATIENCE, wakeups.recv()).await.expect("it is woken");
         granted(asks(&other, waits(10)).await);
         assert_eq!(released(other.release(0).await), None);

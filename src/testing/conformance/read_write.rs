@@ -2,7 +2,7 @@
 
 use super::party::*;
 use crate::error::Result;
-use crate::store::{Absence, Acquired, Leave, Mode, Place, Wait};
+use crate::store::{Absence, Acquired, Mode, Place, Release, Released, Wait};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -272,7 +272,7 @@ pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
     }
 }
 
-/// See [`Store::leave`](crate::store::Store::leave). A store that keeps no places has nothing to give up.
+/// See [`Ends::Arrival`](crate::store::Ends::Arrival). A store that keeps no places has nothing to give up.
 pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
     let name = unique("rw-leave");
     let reads = Party::of(harness, &name, Mode::Read).await;
@@ -280,8 +280,8 @@ pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
         return;
     }
     let leaves = async |party: &Party<'_>| {
-        let leave = Leave::new(party.target(), party.holder, PATIENCE);
-        party.store.leave(leave).await.expect("an answer");
+        let release = Release::arrival(party.target(), party.holder, PATIENCE);
+        assert_eq!(party.store.release(release).await.expect("an answer"), Released::done(0));
     };
     granted(reads.acquire().await);
     let mut writer = Party::of(harness, &name, Mode::Write).await;

@@ -6,24 +6,28 @@ use super::reply::{self, Element};
 use super::{LINE_INSPECT, rw};
 use crate::error::Result;
 use crate::store::redis::RedisStore;
-use crate::store::{Inspect, Leave, Mode, Waiting};
+use crate::store::{Inspect, Mode, Release, Released, StoreFuture, Waiting};
+use std::future::ready;
 use std::time::Duration;
 
 impl RedisStore {
     /// Gives up a place.
-    pub(in crate::store::redis) async fn leave_line(&self, request: Leave) -> Result<()> {
+    pub(in crate::store::redis) fn release_arrival(
+        &self,
+        request: Release,
+    ) -> StoreFuture<Released> {
         let (script, call) = match request.target.mode {
             Mode::Exclusive => {
                 let mut call = call_in_line(&self.keys, &request.target.name);
                 call.show(request.holder);
-                write_place(&mut call, request.next.unwrap_or_default());
+                write_place(&mut call, request.place.unwrap_or_default());
                 (&self.scripts.line_leave, call)
             }
             Mode::Read | Mode::Write => (&self.scripts.rw_leave, rw::leave(&self.keys, &request)),
-            Mode::Permits { .. } => return Ok(()),
+            Mode::Permits { .. } => return Box::pin(ready(Ok(Released::done(0)))),
         };
-        let reply = self.run_call(script, call, request.timeout).await?;
-        rw::code(&reply).map(drop)
+        let reply = self.run_call(script, call, request.timeout);
+        Box::pin(async move { rw::code(&reply.await?).map(|_| Released::done(0)) })
     }
 
     /// Returns the managers that wait, the oldest first.

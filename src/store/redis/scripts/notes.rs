@@ -2,14 +2,12 @@
 //! in a cluster it follows, because its channel is in another slot.
 
 use super::lock::confirmed;
-use super::{Call, HolderId, Inspect, NOTE_READ, TELL, millis, permits, reply, rw};
+use super::{Call, NOTE_READ, TELL, millis, permits, reply, rw};
 use crate::error::Result;
 use crate::store::contract::mode::Kind;
 use crate::store::redis::topology::Connection;
 use crate::store::redis::{Element, RedisStore};
-use crate::store::{
-    Acquired, Act, ForceRelease, Inbox, Mode, Note, Reason, Steal, StoreFuture, Want, failed,
-};
+use crate::store::{Acquired, Act, ForceRelease, HolderId, Inbox, Inspect, Mode, Note, Reason, Steal, StoreFuture, Want, failed};
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 use tokio::runtime::Handle;

@@ -5,9 +5,7 @@ use super::reply::{self, Code, Element};
 use super::{Call, millis};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{
-    Acquire, Acquired, HolderInfo, Inspection, Leave, Mode, Release, RenewBatch, Renewal,
-};
+use crate::store::{Acquire, Acquired, HolderInfo, Inspection, Mode, Release, RenewBatch, Renewal};
 
 /// Builds the call of an acquire.
 pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
@@ -46,7 +44,7 @@ pub(super) fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> R
 }
 
 /// Builds the call that gives up a place.
-pub(super) fn leave(keys: &Keys, request: &Leave) -> Call {
+pub(super) fn leave(keys: &Keys, request: &Release) -> Call {
     let name = &request.target.name;
     let [read, write] = keys.sides(name);
     let mut call = Call::of(1);

@@ -111,7 +111,7 @@ impl Store for FileStore {
 
     fn capabilities(&self) -> Capabilities {
         // A file sends no message when it changes: waiters poll.
-        Capabilities::default().with_wakeups(false).with_announces(false).with_steals(false)
+        Capabilities::default().with_wakeups(false).with_announces(false)
     }
 
     fn shard(&self, _: &Name) -> usize {
@@ -224,11 +224,6 @@ impl Store for FileStore {
 
     fn reconnects(&self) -> Option<Signal> {
         None
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        let error = Steal::unsupported(request.acquire.target.mode);
-        Box::pin(std::future::ready(Err(error)))
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

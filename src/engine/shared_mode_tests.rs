@@ -143,11 +143,6 @@ impl Store for SharedStore {
         None
     }
 
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        let error = Steal::unsupported(request.acquire.target.mode);
-        Box::pin(std::future::ready(Err(error)))
-    }
-
     async fn want(&self, request: Want) -> Result<bool> {
         Err(Steal::unsupported(request.target.mode))
     }

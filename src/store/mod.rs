@@ -171,10 +171,18 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn shard(&self, name: &Name) -> usize;
 
     /// Grants a name, a re-entry, or once more what the holder already has.
+    ///
+    /// With a [`steal`](Acquire::steal), it takes a name in [`Mode::Exclusive`] from [`Steal::from`] for the new holder, in one
+    /// step, with the next fencing token. It leaves a note for the old holder, and sends [`Hint::Verify`] to the inbox of its
+    /// manager. The verdict is a grant, also if the new holder has the name already; [`Acquired::Held`] if another holder than
+    /// `from` has the name; and [`Acquired::NotYours`] with [`Absence::Gone`] if the name is free, which grants nothing. So a
+    /// late copy takes the name from no other holder: ids are not used again, and where others use theirs again, the note says
+    /// that the act was done. A store without such a step may release by force and acquire, and then another may come
+    /// between. A store that cannot steal at all, and any other mode, is [`Unsupported`](crate::ErrorKind::Unsupported).
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
 
     /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests have no
-    /// place. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict for
+    /// place, and steal from nobody. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict for
     /// each, in their order.
     ///
     /// If a name has another holder or cannot be granted, it gets that verdict, and no name is taken: those that were free,
@@ -332,21 +340,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// without connections.
     fn reconnects(&self) -> Option<Signal>;
 
-    /// Takes a name in [`Mode::Exclusive`] from [`Steal::from`] for the holder of [`Steal::acquire`], in one step, with the
-    /// next fencing token. Leaves a note for the old holder, and sends [`Hint::Verify`] to the inbox of its manager.
-    ///
-    /// Returns a grant, also if the new holder has the name already; [`Acquired::Held`] if another holder than
-    /// `from` has the name; and [`Acquired::NotYours`] with [`Absence::Gone`] if the name is free, which grants nothing.
-    /// So a late copy takes the name from no other holder: ids are not used again, and where others use theirs again, the
-    /// note says that the act was done.
-    ///
-    /// A store without such a step may release by force and acquire, and then another may come between.
-    ///
-    /// # Errors
-    ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for any other mode, and for a store that cannot.
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired>;
-
     /// Leaves a note for a holder that its name is wanted, and sends [`Hint::Want`] to the inbox of its manager. Changes
     /// nothing about the hold. Returns whether it has the name.
     ///
@@ -475,10 +468,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn reconnects(&self) -> Option<Signal> {
         (**self).reconnects()
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        (**self).steal(request)
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

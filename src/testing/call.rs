@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Call {
-    /// [`Store::acquire`](crate::store::Store::acquire)
+    /// [`Store::acquire`](crate::store::Store::acquire) and [`Store::acquire_all`](crate::store::Store::acquire_all)
     Acquire,
     /// [`Store::release`](crate::store::Store::release) of a hold
     Release,
@@ -24,7 +24,7 @@ pub enum Call {
     Watch,
     /// [`Store::force_release`](crate::store::Store::force_release)
     ForceRelease,
-    /// [`Store::steal`](crate::store::Store::steal)
+    /// [`Store::acquire`](crate::store::Store::acquire) that takes a name from its holder
     Steal,
     /// [`Store::want`](crate::store::Store::want)
     Want,

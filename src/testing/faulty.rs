@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
     Inspection, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
-    Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
+    Signal, Store, StoreFuture, Wait, Wakeups, Want,
 };
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
@@ -290,7 +290,8 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        let fault = self.faults.meet(Call::Acquire, &[&request.target.name]);
+        let call = if request.steal.is_some() { Call::Steal } else { Call::Acquire };
+        let fault = self.faults.meet(call, &[&request.target.name]);
         self.call_backdated(fault, |inner| inner.acquire(request), backdated)
     }
 
@@ -371,11 +372,6 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.faults.0.reconnects.clone())
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        let fault = self.faults.meet(Call::Steal, &[&request.acquire.target.name]);
-        self.call_backdated(fault, |inner| inner.steal(request), backdated)
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

@@ -4,8 +4,8 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
-    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture,
-    Wait, Wakeups, Want,
+    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Wait,
+    Wakeups, Want,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -132,10 +132,6 @@ impl Store for Broken {
     }
     fn reconnects(&self) -> Option<Signal> {
         self.store.reconnects()
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        self.store.steal(request)
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

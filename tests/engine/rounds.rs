@@ -5,8 +5,8 @@ use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
-    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture,
-    Wait, Wakeups, Want,
+    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Wait,
+    Wakeups, Want,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -190,10 +190,6 @@ impl Store for Counting {
     }
     fn reconnects(&self) -> Option<Signal> {
         self.store.reconnects()
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        self.store.steal(request)
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

@@ -4,8 +4,7 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Release,
-    Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, StoreFuture, Wait, Wakeups,
-    Want,
+    Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, StoreFuture, Wait, Wakeups, Want,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
@@ -123,10 +122,6 @@ impl Store for Fated {
     }
     fn reconnects(&self) -> Option<Signal> {
         self.node.reconnects()
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        self.node.steal(request)
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

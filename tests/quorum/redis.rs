@@ -5,7 +5,7 @@ use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
-    Quorum, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store,
+    Quorum, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store,
     StoreFuture, Wait, Wakeups, Want,
 };
 use leasehold::testing::Harness;
@@ -111,10 +111,6 @@ impl Store for Steady {
     }
     fn reconnects(&self) -> Option<Signal> {
         self.0.reconnects()
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        self.0.steal(request)
     }
 
     async fn want(&self, request: Want) -> Result<bool, Error> {

@@ -546,8 +546,7 @@ impl Store for Client {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let can =
-            Capabilities::default().with_steals(false).with_renewal_batch(self.world.plan.batch);
+        let can = Capabilities::default().with_renewal_batch(self.world.plan.batch);
         let can = can.with_keeps(true);
         let permits = Mode::Permits { size: 1, take: 1 };
         can.with_mode(Mode::Read).with_mode(Mode::Write).with_mode(permits)
@@ -793,11 +792,6 @@ impl Store for Client {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        let error = Steal::unsupported(request.acquire.target.mode);
-        Box::pin(std::future::ready(Err(error)))
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

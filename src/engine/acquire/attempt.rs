@@ -13,8 +13,7 @@ use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::{Job, Sweep};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Acquire, Acquired, HolderId, Steal, StoreFuture, Target};
-use std::future::Future;
+use crate::store::{Acquire, Acquired, HolderId, StoreFuture, Target};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,17 +81,6 @@ impl<'a> Attempt<'a> {
             None => self.core.acquire(request),
         });
         (self.since, self.question) = (now, question);
-    }
-
-    /// Asks the store once to take the name from its holder.
-    pub(in crate::engine) fn steal(
-        &mut self,
-        request: Steal,
-    ) -> impl Future<Output = Result<Acquired>> {
-        self.sweep.delay = request.acquire.ttl.saturating_sub(self.core.timing.ttl);
-        self.since = self.core.now();
-        self.flight = Some(self.core.steal(request));
-        self.land()
     }
 
     /// Waits for the request in flight.

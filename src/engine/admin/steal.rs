@@ -147,7 +147,9 @@ async fn run<'a>(
         let mut stolen = Revoked::new(core, lose_own(core, name, own));
         // The grant of this holder may be on its way to another flow of this manager.
         core.queue.forced(name, core.now(), Some(turn.number()));
-        verdict = attempt.steal(Steal::new(request.clone(), from.clone(), reason.clone())).await?;
+        let steal = Steal::new(from.clone(), reason.clone());
+        attempt.send(request.clone().with_steal(Some(steal)), None, core.now(), None);
+        verdict = attempt.land().await?;
         is_free = matches!(verdict, Acquired::NotYours(_));
         if let Acquired::Granted { .. } = verdict {
             stolen.done();

@@ -1,6 +1,6 @@
 //! Calls the store. A panic of the store is a failure like others. A mode that the store does not support is refused here,
-//! before anything is sent. [`Core::bounded`] and [`in_time`] put a limit on a request; the callers of acquires, steals, releases
-//! and subscriptions do.
+//! before anything is sent. [`Core::bounded`] and [`in_time`] put a limit on a request; the callers of acquires, releases and
+//! subscriptions do.
 
 use super::core::Core;
 use crate::clock::Instant;
@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 use crate::store::{
     About, Acquire, Acquired, ForceRelease, HolderId, Inbox, Inspect, Inspection, Line, Mode, Name,
-    Note, Place, Reason, Release, Released, Resize, SetVerdicts, Steal, StoreFuture, Target, Wait,
+    Note, Place, Reason, Release, Released, Resize, SetVerdicts, StoreFuture, Target, Wait,
     Waiting, Wakeups, Want, failed,
 };
 use crate::util::trace;
@@ -60,14 +60,6 @@ impl Core {
         // A panic of the store is no reason to fail: it can grant each name by itself.
         let ask = || self.store.is_atomic(names);
         names.len() == 1 || catch_unwind(AssertUnwindSafe(ask)).unwrap_or(false)
-    }
-
-    /// Has the store take a name from its holder.
-    pub(in crate::engine) fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        match self.check(request.acquire.target.mode) {
-            Ok(()) => caught_call(|| self.store.steal(request)),
-            Err(error) => failed(error),
-        }
     }
 
     /// Has the store tell a holder that its name is wanted. Returns whether it has the name.

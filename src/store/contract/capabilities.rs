@@ -9,7 +9,8 @@ use crate::error::{Error, ErrorKind};
 /// does not have, it returns [`Unsupported`](crate::ErrorKind::Unsupported) before anything is sent. It works without
 /// any other missing ability.
 ///
-/// The default store has exclusive locks and all abilities but [`sharded`](Self::sharded) and a [`line`](Self::line).
+/// The default store has exclusive locks, fencing tokens in blocks, remaining times and wake-ups, and no other ability: a store
+/// names what else it does.
 ///
 /// ```
 /// use leasehold::store::{Capabilities, Mode};
@@ -45,7 +46,7 @@ pub struct Capabilities {
     pub renewal_batch: usize,
     /// [`Store::shard`](crate::store::Store::shard) has more than one answer.
     pub sharded: bool,
-    /// [`Store::steal`](crate::store::Store::steal) works.
+    /// An acquire can [take a name](crate::store::Acquire::steal) from its holder.
     pub steals: bool,
     /// How the waiters of several managers are ordered, for [`fair_lock`](crate::LeaseManager::fair_lock).
     pub line: Line,
@@ -100,7 +101,7 @@ impl Default for Capabilities {
             announces: true,
             renewal_batch: 100,
             sharded: false,
-            steals: true,
+            steals: false,
             line: Line::Unordered,
             keeps: false,
             own_ttl: false,

@@ -60,12 +60,10 @@ impl fmt::Display for Note {
     }
 }
 
-/// Asks to take a name from one holder for another, in one step.
-#[derive(Clone, Debug)]
+/// Takes a name from its holder, as part of an [`Acquire`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Steal {
-    /// The acquire of the new holder. Its holder id names the act.
-    pub acquire: Acquire,
     /// The holder from which it is taken, as [`Store::inspect`] reports it. It is taken from no other.
     pub from: String,
     /// The author of the steal, and its reason.
@@ -73,10 +71,10 @@ pub struct Steal {
 }
 
 impl Steal {
-    /// Creates the request.
+    /// Creates the part of an acquire that takes the name from this holder.
     #[must_use]
-    pub fn new(acquire: Acquire, from: String, reason: Reason) -> Self {
-        Self { acquire, from, reason }
+    pub fn new(from: String, reason: Reason) -> Self {
+        Self { from, reason }
     }
 
     /// Returns the error of a mode in which a name cannot be stolen. Nothing was executed.
@@ -206,9 +204,9 @@ impl InboxSender {
 /// then it is refused. It never forces another holder out than the one that is named.
 pub(crate) async fn steal_by_force<S: Store + ?Sized>(
     store: &S,
-    request: Steal,
+    acquire: Acquire,
+    Steal { from, reason }: Steal,
 ) -> Result<Acquired> {
-    let Steal { acquire, from, reason } = request;
     let (target, timeout) = (acquire.target.clone(), acquire.timeout);
     Steal::check_mode(target.mode)?;
     let holder = store.inspect(Inspect::new(target.clone(), timeout)).await?.into_holder();

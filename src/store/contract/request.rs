@@ -6,6 +6,7 @@
 use super::keep::Keep;
 use super::mode::Mode;
 use super::name::{HolderId, Name};
+use super::note::Steal;
 use super::reason::{Act, Reason};
 use super::target::Target;
 use crate::error::{Error, ErrorKind, Result};
@@ -56,6 +57,9 @@ pub struct Acquire {
     pub converts: bool,
     /// The place in the order of waiters; `None` for a request that takes no part in that order.
     pub place: Option<Place>,
+    /// Takes the name from another holder, in [`Mode::Exclusive`](crate::store::Mode::Exclusive) and without a place. Only for
+    /// a store with [`Capabilities::steals`](crate::store::Capabilities::steals).
+    pub steal: Option<Box<Steal>>,
 }
 
 /// The place of a waiter in the order of the waiters of all processes.
@@ -98,8 +102,8 @@ impl Acquire {
     /// Creates a request without fencing tokens.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, ttl: Duration, timeout: Duration) -> Self {
-        let (fencing, converts, place) = (None, false, None);
-        Self { target, holder, ttl, fencing, timeout, converts, place }
+        let (fencing, converts, place, steal) = (None, false, None, None);
+        Self { target, holder, ttl, fencing, timeout, converts, place, steal }
     }
 
     /// Sets the [`fencing`](Self::fencing) tokens to reserve.
@@ -120,20 +124,35 @@ impl Acquire {
         Self { place, ..self }
     }
 
+    /// Sets the holder to [take](Self::steal) the name from.
+    #[must_use]
+    pub fn with_steal(self, steal: Option<Steal>) -> Self {
+        Self { steal: steal.map(Box::new), ..self }
+    }
+
+    /// Divides a request to steal: into the acquire of the new holder alone, and the holder to take the name from.
+    pub(crate) fn split_steal(mut self) -> (Self, Option<Steal>) {
+        let steal = self.steal.take();
+        (self, steal.map(|steal| *steal))
+    }
+
     /// Returns whether a refusal takes a place in the order of waiters.
     pub(crate) fn takes_place(&self) -> bool {
         self.place.is_some_and(|place| !place.kept.is_zero())
     }
 
-    /// Returns the name, for a store that has no mode but [`Mode::Exclusive`](crate::store::Mode::Exclusive) and keeps
-    /// no places.
+    /// Returns the name, for a store that has no mode but [`Mode::Exclusive`](crate::store::Mode::Exclusive), keeps
+    /// no places, and takes no name from its holder.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported) for any other mode, and for a request with a place.
+    /// [`Unsupported`](ErrorKind::Unsupported) for any other mode, for a request with a place, and for one that steals.
     pub fn plain_name(&self) -> Result<Name> {
         self.target.require_exclusive()?;
         self.require_no_line()?;
+        if self.steal.is_some() {
+            return Err(Steal::unsupported(self.target.mode));
+        }
         Ok(self.target.name.clone())
     }
 

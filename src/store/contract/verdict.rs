@@ -32,7 +32,7 @@ pub enum Acquired {
         /// Its time to live, if the store [knows it](crate::store::Capabilities::time_left).
         remaining: Option<Duration>,
     },
-    /// A change of the mode found that the hold is no longer there.
+    /// A change of the mode found that the hold is no longer there, or a steal found the name free.
     NotYours(Absence),
 }
 
@@ -118,7 +118,7 @@ pub enum Absence {
     Gone,
     /// Another holder, with which the hold could not share the name.
     Taken,
-    /// A note says that [`Store::steal`](crate::store::Store::steal) took the name from this holder.
+    /// A note says that the name was [stolen](crate::store::Steal) from this holder.
     Stolen,
     /// A note says that [`Store::force_release`](crate::store::Store::force_release) ended this hold.
     Forced,

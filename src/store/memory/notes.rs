@@ -5,7 +5,8 @@ use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::contract::note::NOTE_KEPT;
 use crate::store::{
-    Absence, Acquired, Act, ForceRelease, Hint, HolderId, InboxSender, Name, Note, Steal, Want,
+    Absence, Acquire, Acquired, Act, ForceRelease, Hint, HolderId, InboxSender, Name, Note, Steal,
+    Want,
 };
 use std::time::SystemTime;
 use uuid::Uuid;
@@ -50,8 +51,12 @@ impl Left {
 }
 
 impl State {
-    pub(super) fn steal(&mut self, request: &Steal, now: Instant) -> Result<Acquired> {
-        let Steal { acquire, from, reason } = request;
+    pub(super) fn steal(
+        &mut self,
+        acquire: &Acquire,
+        Steal { from, reason }: &Steal,
+        now: Instant,
+    ) -> Result<Acquired> {
         Steal::check_mode(acquire.target.mode)?;
         let name = &acquire.target.name;
         self.of_kind(name, acquire.target.mode.kind(), now)?;

@@ -7,8 +7,7 @@ use crate::error::Result;
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, Ends, ForceRelease,
     HolderInfo, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups,
-    Want,
+    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Wait, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -25,6 +24,7 @@ impl Store for MemoryStore {
         // A listener without a holder has no manager; one of the own manager would be taken for a waiter elsewhere.
         Capabilities::default()
             .with_announces(false)
+            .with_steals(true)
             .with_line(Line::Places)
             .with_keeps(true)
             .with_own_ttl(true)
@@ -38,7 +38,10 @@ impl Store for MemoryStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.at_once(|state, now| state.acquire(&request, now))
+        self.at_once(|state, now| match &request.steal {
+            Some(steal) => state.steal(&request, steal, now),
+            None => state.acquire(&request, now),
+        })
     }
 
     fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
@@ -146,10 +149,6 @@ impl Store for MemoryStore {
 
     fn reconnects(&self) -> Option<Signal> {
         None
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        self.at_once(|state, now| state.steal(&request, now))
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

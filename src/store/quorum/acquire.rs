@@ -123,8 +123,15 @@ impl Inner {
         let (decision, ballot) = Ballot::new(sent);
         let mut tally = self.ask(|node, answers| {
             let (holder, target) = (node.holder_id(holder), request.target.clone());
-            let request =
-                Acquire { target, holder, place, fencing: None, timeout: limit, ..*request };
+            let request = Acquire {
+                target,
+                holder,
+                place,
+                fencing: None,
+                steal: None,
+                timeout: limit,
+                ..*request
+            };
             let counts = living.as_ref().is_none_or(|held| held.counts(node.index));
             node.acquire(request, (ballot.clone(), places.clone(), counts), answers)
         });

@@ -11,7 +11,7 @@ use crate::store::connect::preflight::Unfit;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
     Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
-    Steal, Store, StoreFuture, Wait, Wakeups, Want, failed,
+    Store, StoreFuture, Wait, Wakeups, Want, failed,
 };
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -363,10 +363,6 @@ impl Store for PendingNode {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        forward(self, |store| store.steal(request))
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

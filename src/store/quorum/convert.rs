@@ -46,8 +46,15 @@ impl Inner {
         let (decide, ballot) = Ballot::new(sent);
         let mut tally = self.ask(|node, answers| {
             let (holder, target) = (node.holder_id(holder), request.target.clone());
-            let request =
-                Acquire { target, holder, fencing: None, place: None, timeout: limit, ..request };
+            let request = Acquire {
+                target,
+                holder,
+                fencing: None,
+                place: None,
+                steal: None,
+                timeout: limit,
+                ..request
+            };
             node.convert((Arc::clone(&self.holds), outer), request, ballot.clone(), answers)
         });
         let majority = tally.majority();

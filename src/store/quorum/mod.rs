@@ -20,7 +20,7 @@ pub use tally::{NoMajority, NodeVerdict};
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
     Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize,
-    SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want, steal_by_force,
+    SetVerdicts, Signal, Store, StoreFuture, Wait, Wakeups, Want, steal_by_force,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -229,6 +229,7 @@ impl Store for Quorum {
             .with_fencing(false)
             // There are no fencing tokens to reserve.
             .with_longest_fence_block(1)
+            .with_steals(true)
             .with_keeps(all().all(|node| node.keeps))
             .with_own_ttl(all().all(|node| node.own_ttl))
             .with_time_left(all().all(|node| node.time_left))
@@ -243,7 +244,15 @@ impl Store for Quorum {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        Arc::clone(&self.inner).acquire(request)
+        let inner = Arc::clone(&self.inner);
+        match request.split_steal() {
+            (request, None) => inner.acquire(request),
+            // It releases by force and acquires, each by a majority: another may come between.
+            (request, Some(steal)) => {
+                let store = Self { inner };
+                Box::pin(async move { steal_by_force(&store, request, steal).await })
+            }
+        }
     }
 
     fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
@@ -326,12 +335,6 @@ impl Store for Quorum {
 
     fn reconnects(&self) -> Option<Signal> {
         self.inner.wake.listen(&self.inner.nodes)
-    }
-
-    /// Releases by force and acquires, each by a majority: another may come between.
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        let store = Self { inner: Arc::clone(&self.inner) };
-        Box::pin(async move { steal_by_force(&store, request).await })
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

@@ -20,7 +20,7 @@ use super::contract::mode::Kind;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
     Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want, failed,
+    Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Wait, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -265,6 +265,7 @@ impl Store for RedisStore {
             .with_longest_fence_block(LONGEST_FENCE_BLOCK)
             .with_renewal_batch(BATCH_SIZE)
             .with_sharded(self.renewals.is_cluster())
+            .with_steals(true)
             .with_line(Line::Places)
             .with_keeps(true)
             .with_own_ttl(true)
@@ -283,9 +284,11 @@ impl Store for RedisStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        match scripts::permits::check(request.target.mode) {
-            Ok(()) => self.batchers.send(request),
-            Err(error) => failed(error),
+        let (request, steal) = request.split_steal();
+        match (steal, scripts::permits::check(request.target.mode)) {
+            (_, Err(error)) => failed(error),
+            (None, Ok(())) => self.batchers.send(request),
+            (Some(steal), Ok(())) => self.steal_from(request, steal),
         }
     }
 
@@ -361,10 +364,6 @@ impl Store for RedisStore {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
-    }
-
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        self.steal_from(request)
     }
 
     async fn want(&self, request: Want) -> Result<bool> {

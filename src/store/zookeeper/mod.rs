@@ -183,6 +183,7 @@ impl Store for ZooKeeperStore {
             .with_announces(false)
             .with_fence_blocks(false)
             .with_time_left(false)
+            .with_steals(true)
             .with_line(Line::Queue)
             .with_renewal_batch(BATCH_SIZE)
             .with_mode(Mode::Read)
@@ -196,7 +197,14 @@ impl Store for ZooKeeperStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.run(|recipe| async move { recipe.acquire(request).await })
+        let (request, steal) = request.split_steal();
+        self.run(|recipe| async move {
+            match steal {
+                None => recipe.acquire(request).await,
+                // It deletes the node of the holder and acquires: a waiter may come between.
+                Some(steal) => recipe.steal(request, steal).await,
+            }
+        })
     }
 
     fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
@@ -313,11 +321,6 @@ impl Store for ZooKeeperStore {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
-    }
-
-    /// Deletes the node of the holder and acquires: a waiter may come between.
-    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        self.run(|recipe| async move { recipe.steal(request).await })
     }
 
     /// Returns that the holder was not reached: a node has no inbox.

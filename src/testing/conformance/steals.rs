@@ -20,8 +20,8 @@ fn reason() -> Reason {
 impl Party<'_> {
     /// Takes the name from another party.
     async fn steal(&self, from: &Party<'_>) -> Result<Acquired> {
-        let request = Steal::new(self.request(), from.holder.to_string(), reason());
-        self.store.steal(request).await
+        let steal = Steal::new(from.holder.to_string(), reason());
+        self.store.acquire(self.request().with_steal(Some(steal))).await
     }
 
     async fn want(&self, from: &Party<'_>) -> Result<bool> {

@@ -7,7 +7,10 @@ use crate::error::Result;
 use crate::store::contract::mode::Kind;
 use crate::store::redis::topology::Connection;
 use crate::store::redis::{Element, RedisStore};
-use crate::store::{Acquired, Act, ForceRelease, HolderId, Inbox, Inspect, Mode, Note, Reason, Steal, StoreFuture, Want, failed};
+use crate::store::{
+    Acquire, Acquired, Act, ForceRelease, HolderId, Inbox, Inspect, Mode, Note, Reason, Steal,
+    StoreFuture, Want, failed,
+};
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 use tokio::runtime::Handle;
@@ -15,8 +18,11 @@ use uuid::Uuid;
 
 impl RedisStore {
     /// Takes a name from its holder for another one.
-    pub(in crate::store::redis) fn steal_from(&self, request: Steal) -> StoreFuture<Acquired> {
-        let Steal { acquire, from, reason } = request;
+    pub(in crate::store::redis) fn steal_from(
+        &self,
+        acquire: Acquire,
+        Steal { from, reason }: Steal,
+    ) -> StoreFuture<Acquired> {
         let target = &acquire.target;
         if let Err(error) = Steal::check_mode(target.mode) {
             return failed(error);

@@ -8,7 +8,9 @@ use crate::store::contract::mode::Kind;
 use crate::store::zookeeper::session::Session;
 use crate::store::zookeeper::session::errors::{Found, find, in_time};
 use crate::store::zookeeper::tree::names::parse_record;
-use crate::store::{Absence, Acquired, ForceRelease, HolderInfo, Inspection, Mode, Steal, Target};
+use crate::store::{
+    Absence, Acquire, Acquired, ForceRelease, HolderInfo, Inspection, Mode, Steal, Target,
+};
 
 /// A node that has a name.
 struct Holding {
@@ -63,8 +65,11 @@ impl Recipe {
 
     /// Deletes the node of one holder, and acquires in its stead. A waiter of another process may come between: the acquire
     /// is refused then.
-    pub(in crate::store::zookeeper) async fn steal(&self, request: Steal) -> Result<Acquired> {
-        let Steal { acquire, from, reason } = request;
+    pub(in crate::store::zookeeper) async fn steal(
+        &self,
+        acquire: Acquire,
+        Steal { from, reason }: Steal,
+    ) -> Result<Acquired> {
         let target = acquire.target.clone();
         Steal::check_mode(target.mode)?;
         let limit = self.read_limit(acquire.timeout);

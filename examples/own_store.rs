@@ -204,10 +204,6 @@ impl Store for FileStore {
         Err(Metadata::unsupported())
     }
 
-    async fn watch(&self, _: Inspect) -> Result<Option<Wakeups>> {
-        Ok(None)
-    }
-
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         let from = request.from;
         let free = move |table: &mut Table, name| {

@@ -125,10 +125,6 @@ impl Store for SharedStore {
         Err(Metadata::unsupported())
     }
 
-    async fn watch(&self, _: Inspect) -> Result<Option<Wakeups>> {
-        Ok(None)
-    }
-
     async fn force_release(&self, _: ForceRelease) -> Result<bool> {
         let held = !self.holders().is_empty();
         self.holders().clear();

@@ -30,7 +30,7 @@ pub use contract::note::{Hint, Inbox, InboxSender, Note, Steal, Want};
 pub use contract::reason::{Act, Reason};
 pub use contract::request::{
     About, Acquire, Ends, Fencing, ForceRelease, Inspect, Place, Release, RenewBatch, Renewal,
-    Resize, Wait,
+    Resize, Topic, Wait,
 };
 pub use contract::signal::{Signal, Wakeups};
 pub use contract::target::Target;
@@ -248,7 +248,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// It writes only while the holder has the name, in the same step, and ignores a copy of an earlier write of this
     /// holder, by its [`revision`](Metadata::revision). What an earlier holder has written is replaced. It wakes the
-    /// subscribers of [`watch`](Store::watch). A release leaves what was written, so [`inspect`](Store::inspect) reports only
+    /// subscribers to [`Topic::Metadata`]. A release leaves what was written, so [`inspect`](Store::inspect) reports only
     /// what a present holder has written.
     ///
     /// # Errors
@@ -291,19 +291,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Err(Describe::unsupported())
     }
 
-    /// Subscribes to hints that the description of a holder may have changed. Hints can be late, lost or spurious.
-    ///
-    /// Returns `Ok(None)` for a store without such hints.
-    ///
-    /// # Errors
-    ///
-    /// After [`Unavailable`](crate::ErrorKind::Unavailable) the observer subscribes again. After any other error it polls.
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe: a subscription without an owner ends.
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>>;
-
     /// Deletes all holds of a name and wakes waiters. Returns whether there were any.
     ///
     /// If the request names a [holder](ForceRelease::from), it does nothing unless that one holds the name: both in one
@@ -318,18 +305,20 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// If dropped, the outcome is unknown. Call it again.
     async fn force_release(&self, request: ForceRelease) -> Result<bool>;
 
-    /// Subscribes to hints that a name may be free. Hints can be late, lost or spurious.
+    /// Subscribes to hints about a name: that it [may be free](Topic::Release), or that the description of its holder
+    /// [may have changed](Topic::Metadata). Hints can be late, lost or spurious.
     ///
     /// The subscription may still be on its way when this returns. The waiter asks for the name once more before it
     /// sleeps, which covers a release in between. A store with a queue of its own may give [`Wait::holder`] a place in it,
     /// which ends when the subscription is dropped.
     ///
-    /// Returns `Ok(None)` if [`Capabilities::wakeups`] is false, and for a listener without a holder if
-    /// [`Capabilities::announces`] is false.
+    /// Returns `Ok(None)` if [`Capabilities::wakeups`] is false, for a listener without a holder if
+    /// [`Capabilities::announces`] is false, and for a topic of which the store gives no hints.
     ///
     /// # Errors
     ///
-    /// After [`Unavailable`](crate::ErrorKind::Unavailable) the waiter subscribes again. After any other error it polls.
+    /// After [`Unavailable`](crate::ErrorKind::Unavailable) the waiter or observer subscribes again. After any other error it
+    /// polls.
     ///
     /// # Cancel safety
     ///
@@ -452,10 +441,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
         (**self).owners(request).await
-    }
-
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        (**self).watch(request).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

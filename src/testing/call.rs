@@ -20,7 +20,7 @@ pub enum Call {
     Describe,
     /// [`Store::owners`](crate::store::Store::owners)
     Owners,
-    /// [`Store::watch`](crate::store::Store::watch)
+    /// [`Store::subscribe`](crate::store::Store::subscribe) to the description of a holder
     Watch,
     /// [`Store::force_release`](crate::store::Store::force_release)
     ForceRelease,
@@ -34,7 +34,7 @@ pub enum Call {
     Line,
     /// [`Store::release`](crate::store::Store::release) of an arrival
     Leave,
-    /// [`Store::subscribe`](crate::store::Store::subscribe)
+    /// [`Store::subscribe`](crate::store::Store::subscribe) to releases
     Subscribe,
     /// [`Store::age`](crate::store::Store::age)
     Age,

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
     Inspection, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
-    Signal, Store, StoreFuture, Wait, Wakeups, Want,
+    Signal, Store, StoreFuture, Topic, Wait, Wakeups, Want,
 };
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
@@ -355,18 +355,17 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
         self.call(fault, |inner| async move { inner.owners(request).await }).await
     }
 
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        let fault = self.faults.meet(Call::Watch, &[&request.target.name]);
-        self.call(fault, |inner| async move { inner.watch(request).await }).await
-    }
-
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         let fault = self.faults.meet(Call::ForceRelease, &[&request.target.name]);
         self.call(fault, |inner| async move { inner.force_release(request).await }).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        let fault = self.faults.meet(Call::Subscribe, &[&request.target.name]);
+        let call = match request.topic {
+            Topic::Release => Call::Subscribe,
+            Topic::Metadata => Call::Watch,
+        };
+        let fault = self.faults.meet(call, &[&request.target.name]);
         self.call(fault, |inner| async move { inner.subscribe(request).await }).await
     }
 

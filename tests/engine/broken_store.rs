@@ -121,9 +121,6 @@ impl Store for Broken {
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         self.store.annotate(request).await
     }
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        self.store.watch(request).await
-    }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.store.force_release(request).await
     }

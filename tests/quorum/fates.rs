@@ -111,9 +111,6 @@ impl Store for Fated {
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         self.node.annotate(request).await
     }
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        self.node.watch(request).await
-    }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.node.force_release(request).await
     }

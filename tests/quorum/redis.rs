@@ -100,9 +100,6 @@ impl Store for Steady {
     async fn annotate(&self, request: Annotate) -> Result<bool, Error> {
         self.0.annotate(request).await
     }
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>, Error> {
-        self.0.watch(request).await
-    }
     async fn force_release(&self, request: ForceRelease) -> Result<bool, Error> {
         self.0.force_release(request).await
     }

@@ -10,7 +10,7 @@ use leasehold::clock::Clock;
 use leasehold::store::{
     About, Absence, Acquire, Acquired, Annotate, Capabilities, Ends, ForceRelease, HolderId, Inbox,
     Inspect, Inspection, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed,
-    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Wakeups, Want,
+    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Topic, Wait, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -749,10 +749,6 @@ impl Store for Client {
         self.call(what, None, Sort::Change, limit, run, |_, _, _| ()).await
     }
 
-    async fn watch(&self, _: Inspect) -> Result<Option<Wakeups>> {
-        Ok(None)
-    }
-
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         let (name, limit) = (request.target.name, request.timeout);
         let what = self.words(format_args!("force {name}"));
@@ -768,6 +764,9 @@ impl Store for Client {
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        if request.topic != Topic::Release {
+            return Ok(None);
+        }
         let (name, limit) = (request.target.name, request.timeout);
         let (client, signal) = (self.id, Signal::new());
         let what = self.words(format_args!("subscribe {name}"));

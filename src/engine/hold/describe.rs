@@ -18,7 +18,7 @@ use crate::engine::shared::hold::{Hold, Inner};
 use crate::engine::shared::job::Job;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{EventKind, LeadershipHealth, Told};
-use crate::store::{Annotate, HolderId, Inspect, Metadata, Name, Target, Wakeups};
+use crate::store::{Annotate, HolderId, Metadata, Name, Target, Topic, Wait, Wakeups};
 use crate::util::trace;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -86,8 +86,9 @@ impl Core {
 
     /// Asks the store for hints on what the holders of a name tell.
     pub(crate) async fn watch(&self, name: &Name) -> Result<Option<Wakeups>> {
-        let request = Inspect::new(Target::exclusive(name.clone()), self.timing.attempt);
-        self.in_time(|| self.store.watch(request)).await
+        let request = Wait::new(Target::exclusive(name.clone()), None, self.timing.attempt);
+        let request = request.with_topic(Topic::Metadata);
+        self.in_time(|| self.store.subscribe(request)).await
     }
 
     /// Returns how those fare that lead.

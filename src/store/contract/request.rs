@@ -343,12 +343,14 @@ impl Renewal {
     }
 }
 
-/// A request for hints that a name may have become free.
+/// A request for hints about a name.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Wait {
-    /// The name and the mode to wait for.
+    /// The name and the mode.
     pub target: Target,
+    /// What the hints are about.
+    pub topic: Topic,
     /// The holder of the acquires that follow. `None` for a listener without an acquire of its own, which gets no place
     /// in a queue of the store.
     pub holder: Option<HolderId>,
@@ -356,11 +358,27 @@ pub struct Wait {
     pub timeout: Duration,
 }
 
+/// What the hints of a [`Wait`] are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Topic {
+    /// The name may have become free.
+    Release,
+    /// The [description](crate::store::Metadata) of its holder may have changed. The request has no holder then.
+    Metadata,
+}
+
 impl Wait {
-    /// Creates a request of a waiter, or of a listener with `None`.
+    /// Creates a request to hear of releases, of a waiter, or of a listener with `None`.
     #[must_use]
     pub fn new(target: Target, holder: Option<HolderId>, timeout: Duration) -> Self {
-        Self { target, holder, timeout }
+        Self { target, topic: Topic::Release, holder, timeout }
+    }
+
+    /// Sets the [`topic`](Self::topic).
+    #[must_use]
+    pub fn with_topic(self, topic: Topic) -> Self {
+        Self { topic, ..self }
     }
 }
 

@@ -7,7 +7,8 @@ use crate::error::Result;
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, Ends, ForceRelease,
     HolderInfo, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Wait, Wakeups, Want,
+    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Wait, Wakeups,
+    Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -117,10 +118,6 @@ impl Store for MemoryStore {
         self.at_once(|state, now| Ok(state.owners(&request, now))).await
     }
 
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        Ok(Some(self.observe(request.target.name)))
-    }
-
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.at_once(|state, now| {
             let (name, mode) = (&request.target.name, request.target.mode);
@@ -144,7 +141,10 @@ impl Store for MemoryStore {
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        Ok(Some(self.listen(request)))
+        Ok(Some(match request.topic {
+            Topic::Release => self.listen(request),
+            Topic::Metadata => self.observe(request.target.name),
+        }))
     }
 
     fn reconnects(&self) -> Option<Signal> {

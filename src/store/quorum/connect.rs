@@ -349,10 +349,6 @@ impl Store for PendingNode {
         self.get()?.owners(request).await
     }
 
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        self.get()?.watch(request).await
-    }
-
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.get()?.force_release(request).await
     }

@@ -1,11 +1,9 @@
 //! The description of a holder: written at all nodes, and known when a majority has it.
 
 use super::tally::Tally;
-use super::{Inner, node_limit, wake};
+use super::{Inner, node_limit};
 use crate::error::Result;
-use crate::store::{
-    Annotate, Describe, HolderInfo, Inspect, Metadata, Owner, Owners, Store, StoreFuture, Wakeups,
-};
+use crate::store::{Annotate, Describe, HolderInfo, Metadata, Owner, Owners, Store, StoreFuture};
 use std::sync::Arc;
 
 impl Inner {
@@ -75,16 +73,6 @@ impl Inner {
             }
         }
         if answers > 0 { Ok(found) } else { Err(tally.no_majority(|_| "described")) }
-    }
-
-    /// Subscribes at all nodes.
-    pub(super) async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        let timeout = request.timeout;
-        let watch = move |store: Arc<dyn Store>| -> StoreFuture<_> {
-            let request = request.clone();
-            Box::pin(async move { store.watch(request).await })
-        };
-        wake::listen(&self.nodes, timeout, move |node| watch(Arc::clone(&node.store))).await
     }
 }
 

@@ -309,10 +309,6 @@ impl Store for Quorum {
         self.inner.owners(request).await
     }
 
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        Arc::clone(&self.inner).watch(request).await
-    }
-
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.inner.require(request.target.mode)?;
         let limit = request.timeout;

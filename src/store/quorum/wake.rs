@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const FIRST_WAIT: Duration = Duration::from_millis(5);
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// Subscribes a waiter at all nodes.
+/// Subscribes a waiter or an observer at all nodes.
 pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Option<Wakeups>> {
     let timeout = request.timeout;
     listen(nodes, timeout, move |node| {

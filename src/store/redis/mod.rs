@@ -20,7 +20,7 @@ use super::contract::mode::Kind;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
     Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Wait, Wakeups, Want, failed,
+    Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Wait, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -348,16 +348,15 @@ impl Store for RedisStore {
         self.read_owners(request).await
     }
 
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        self.observe(request).await
-    }
-
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.force(request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        let channel = self.keys.channel_of(&request.target).concat();
+        let channel = match request.topic {
+            Topic::Release => self.keys.channel_of(&request.target).concat(),
+            Topic::Metadata => self.keys.leader_channel(&request.target.name).concat(),
+        };
         let subscribed = timeout(request.timeout, self.subscriptions.subscribe(channel)).await;
         subscribed.unwrap_or_else(|_| Err(Error::silent())).map(Some)
     }

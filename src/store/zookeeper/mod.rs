@@ -17,7 +17,8 @@ use super::connect::options::in_task;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
     Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Wakeups, Want,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Topic, Wait, Wakeups,
+    Want,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -161,6 +162,25 @@ impl ZooKeeperStore {
             })
         })
     }
+
+    /// Has an observer woken when the description of the holder may have changed.
+    fn observe(&self, name: Name) -> Result<Option<Wakeups>> {
+        self.recipe.check_session()?;
+        let Some(busy) = self.busy.lock().clone() else { return Err(no_session()) };
+        let (recipe, closed) = (Arc::clone(&self.recipe), self.recipe.sessions.closed.clone());
+        let (signal, attempt) = (Signal::new(), self.attempt);
+        let (heard, left) = (signal.clone(), CancellationToken::new());
+        let watching = left.clone();
+        self.runtime.spawn(async move {
+            tokio::select! {
+                () = recipe.observe(&name, &heard, attempt) => {}
+                () = watching.cancelled() => {}
+                () = closed.cancelled() => {}
+            }
+            drop(busy);
+        });
+        Ok(Some(Wakeups::new(signal, left.drop_guard())))
+    }
 }
 
 impl fmt::Debug for ZooKeeperStore {
@@ -273,24 +293,6 @@ impl Store for ZooKeeperStore {
         .await
     }
 
-    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        self.recipe.check_session()?;
-        let Some(busy) = self.busy.lock().clone() else { return Err(no_session()) };
-        let (recipe, closed) = (Arc::clone(&self.recipe), self.recipe.sessions.closed.clone());
-        let (signal, attempt) = (Signal::new(), self.attempt);
-        let (heard, left) = (signal.clone(), CancellationToken::new());
-        let watching = left.clone();
-        self.runtime.spawn(async move {
-            tokio::select! {
-                () = recipe.observe(&request.target.name, &heard, attempt) => {}
-                () = watching.cancelled() => {}
-                () = closed.cancelled() => {}
-            }
-            drop(busy);
-        });
-        Ok(Some(Wakeups::new(signal, left.drop_guard())))
-    }
-
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.run(move |recipe| async move {
             let limit = recipe.read_limit(request.timeout);
@@ -302,6 +304,10 @@ impl Store for ZooKeeperStore {
     /// Puts a waiter into the queue; a later acquire of this store takes its node over. A listener without a holder id
     /// would only delay the waiters, so it gets no wake-ups.
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        match request.topic {
+            Topic::Release => {}
+            Topic::Metadata => return self.observe(request.target.name),
+        }
         if request.holder.is_none() {
             return Ok(None);
         }

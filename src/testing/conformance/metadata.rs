@@ -2,7 +2,7 @@
 
 use super::party::*;
 use crate::error::{ErrorKind, Result};
-use crate::store::{Annotate, Describe, Inspect, Metadata, Mode, Owner, Owners, Wakeups};
+use crate::store::{Annotate, Describe, Metadata, Mode, Owner, Owners, Topic, Wait, Wakeups};
 use crate::testing::Harness;
 use std::time::{Duration, SystemTime};
 use tokio::time::timeout;
@@ -35,8 +35,8 @@ async fn told(party: &Party<'_>) -> Option<Metadata> {
 }
 
 async fn watches(party: &Party<'_>) -> Option<Wakeups> {
-    let watch = party.store.watch(Inspect::new(party.target(), PATIENCE)).await;
-    watch.expect("the store accepts observers")
+    let request = Wait::new(party.target(), None, PATIENCE).with_topic(Topic::Metadata);
+    party.store.subscribe(request).await.expect("the store accepts observers")
 }
 
 /// Returns whether the store keeps none. The question is about another name: a write that is late at one node of a quorum
@@ -124,7 +124,7 @@ pub async fn metadata_lives_as_long_as_the_hold(harness: &dyn Harness) {
     assert_eq!(told(&next).await, None);
 }
 
-/// See [`Store::watch`](crate::store::Store::watch).
+/// See [`Topic::Metadata`].
 pub async fn metadata_wakes_observers(harness: &dyn Harness) {
     let (one, other) = Party::two(harness, &unique("metadata-watch")).await;
     if refuses(harness).await {

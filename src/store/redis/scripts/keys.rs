@@ -78,7 +78,7 @@ impl Keys {
     }
 
     /// Returns the channel of those that observe it.
-    pub(super) fn leader_channel<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
+    pub(in crate::store::redis) fn leader_channel<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
         self.derived("leasehold_leader:", name)
     }
 

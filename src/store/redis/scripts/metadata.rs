@@ -2,11 +2,10 @@
 
 use super::reply::{self, Element};
 use super::{Call, METADATA, rw};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::store::redis::RedisStore;
-use crate::store::{Annotate, Inspect, Inspection, Metadata, Name, Wakeups};
+use crate::store::{Annotate, Inspect, Inspection, Metadata, Name};
 use std::time::Duration;
-use tokio::time::timeout;
 
 impl RedisStore {
     /// Writes the description of a holder, or deletes it.
@@ -84,15 +83,5 @@ impl RedisStore {
             return Err(reply::malformed_reply());
         }
         Ok((u64::try_from(waiting.int()?).ok(), holder.map(|holder| (holder, metadata))))
-    }
-
-    /// Subscribes to the messages of [`write_metadata`](Self::write_metadata).
-    pub(in crate::store::redis) async fn observe(
-        &self,
-        request: Inspect,
-    ) -> Result<Option<Wakeups>> {
-        let channel = self.keys.leader_channel(&request.target.name).concat();
-        let subscribed = timeout(request.timeout, self.subscriptions.subscribe(channel)).await;
-        subscribed.unwrap_or_else(|_| Err(Error::silent())).map(Some)
     }
 }

@@ -11,7 +11,7 @@ use leasehold::clock::Clock;
 use leasehold::store::{
     About, Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo,
     Inbox, Inspect, Inspection, Keep, Metadata, Mode, Name, Release, Released, RenewBatch, Renewal,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};
@@ -234,12 +234,8 @@ impl Store for FileStore {
         None
     }
 
-    async fn age(&self, _: Duration) -> Result<Option<Duration>> {
+    async fn uptime(&self, _: Duration) -> Result<Uptime> {
         Err(Error::new(ErrorKind::Unsupported, "an old file can replace the current one unseen"))
-    }
-
-    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
-        Ok(None)
     }
 
     async fn close(&self, _: Duration) {}

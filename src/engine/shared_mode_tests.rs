@@ -13,7 +13,7 @@ use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
     Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
     Inspection, Metadata, Mode, Name, Reason, Release, Released, RenewBatch, Renewed, Resize,
-    SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Wakeups, Want,
+    SetVerdicts, Signal, Steal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;
@@ -151,12 +151,8 @@ impl Store for SharedStore {
         None
     }
 
-    async fn age(&self, _: Duration) -> Result<Option<Duration>> {
-        Ok(None)
-    }
-
-    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
-        Ok(None)
+    async fn uptime(&self, _: Duration) -> Result<Uptime> {
+        Ok(Uptime::new(None))
     }
 
     async fn close(&self, _: Duration) {}

@@ -35,7 +35,7 @@ pub use contract::request::{
 pub use contract::signal::{Signal, Wakeups};
 pub use contract::target::Target;
 pub use contract::verdict::{
-    Absence, Acquired, HolderInfo, Inspection, Released, Renewed, SetVerdicts, Waiting,
+    Absence, Acquired, HolderInfo, Inspection, Released, Renewed, SetVerdicts, Uptime, Waiting,
 };
 pub use memory::MemoryStore;
 pub(crate) use quorum::NodeOpener;
@@ -350,35 +350,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// field, for [`guard`](crate::guard). `None` for any other store.
     fn guard_key(&self, name: &Name) -> Option<String>;
 
-    /// Returns a lower bound on how long the store has retained every confirmed write, measured after this call; `None`
-    /// if it never loses one, not even in a restart or when its disk is replaced by an empty one. A setting that keeps
-    /// the keys of a server on disk is no such promise.
+    /// Returns for how long the store has retained every confirmed write, and the server behind it.
     ///
     /// A [`Quorum`] asks its nodes after each grant and renewal, and counts only those that have been
-    /// up for the time to live. With a node that returns `None` and loses writes, two can hold a name at once.
-    ///
-    /// # Errors
-    ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store that does not know it; it cannot be the node of a quorum.
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe: it changes nothing.
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>>;
-
-    /// Returns a text that identifies the server behind the store; `None` if it has none.
-    ///
-    /// A [`Quorum`] that is made from URLs refuses two nodes with the same text. Every quorum asks again after a
+    /// up for the time to live. With a node that reports no [age](Uptime::age) and loses writes, two can hold a name at once. A
+    /// quorum that is made from URLs refuses two nodes with the same [server](Uptime::server). Every quorum asks again after a
     /// reconnect, to report nodes that are one server, and after each grant to a reader, to count that server once.
     ///
     /// # Errors
     ///
-    /// All errors of a request.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store that does not know its age; it cannot be the node of a quorum.
     ///
     /// # Cancel safety
     ///
     /// Safe: it changes nothing.
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>>;
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime>;
 
     /// Ends all connections, within about `timeout`. Operations fail after that; holds stay until they expire.
     ///
@@ -467,12 +453,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).guard_key(name)
     }
 
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        (**self).age(timeout).await
-    }
-
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        (**self).server_id(timeout).await
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
+        (**self).uptime(timeout).await
     }
 
     async fn close(&self, timeout: Duration) {

@@ -36,17 +36,15 @@ pub enum Call {
     Leave,
     /// [`Store::subscribe`](crate::store::Store::subscribe) to releases
     Subscribe,
-    /// [`Store::age`](crate::store::Store::age)
-    Age,
-    /// [`Store::server_id`](crate::store::Store::server_id)
-    ServerId,
+    /// [`Store::uptime`](crate::store::Store::uptime)
+    Uptime,
     /// [`Store::close`](crate::store::Store::close), which is counted but never fails
     Close,
 }
 
 impl Call {
     /// All kinds.
-    pub const ALL: [Call; 19] = [
+    pub const ALL: [Call; 18] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
@@ -63,8 +61,7 @@ impl Call {
         Call::Line,
         Call::Leave,
         Call::Subscribe,
-        Call::Age,
-        Call::ServerId,
+        Call::Uptime,
         Call::Close,
     ];
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
     Inspection, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
-    Signal, Store, StoreFuture, Topic, Wait, Wakeups, Want,
+    Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
 };
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
@@ -387,14 +387,9 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
         self.inner.guard_key(name)
     }
 
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        let fault = self.faults.meet(Call::Age, &[]);
-        self.call(fault, move |inner| async move { inner.age(timeout).await }).await
-    }
-
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        let fault = self.faults.meet(Call::ServerId, &[]);
-        self.call(fault, move |inner| async move { inner.server_id(timeout).await }).await
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
+        let fault = self.faults.meet(Call::Uptime, &[]);
+        self.call(fault, move |inner| async move { inner.uptime(timeout).await }).await
     }
 
     async fn close(&self, timeout: Duration) {

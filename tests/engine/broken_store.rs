@@ -4,8 +4,8 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
-    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Wait,
-    Wakeups, Want,
+    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture,
+    Uptime, Wait, Wakeups, Want,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -142,11 +142,8 @@ impl Store for Broken {
     fn guard_key(&self, name: &Name) -> Option<String> {
         self.store.guard_key(name)
     }
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        self.store.age(timeout).await
-    }
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        self.store.server_id(timeout).await
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
+        self.store.uptime(timeout).await
     }
     async fn close(&self, _: Duration) {
         assert!(!matches!(self.breaks, Breaks::PanicAtClose), "the store was told to panic");

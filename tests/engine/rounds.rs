@@ -5,8 +5,8 @@ use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
-    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Wait,
-    Wakeups, Want,
+    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture,
+    Uptime, Wait, Wakeups, Want,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -200,11 +200,8 @@ impl Store for Counting {
     fn guard_key(&self, name: &Name) -> Option<String> {
         Some(name.as_str().to_owned())
     }
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        self.store.age(timeout).await
-    }
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        self.store.server_id(timeout).await
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
+        self.store.uptime(timeout).await
     }
     async fn close(&self, _: Duration) {}
 }

@@ -4,7 +4,8 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Release,
-    Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, StoreFuture, Wait, Wakeups, Want,
+    Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, StoreFuture, Uptime, Wait, Wakeups,
+    Want,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
@@ -132,11 +133,8 @@ impl Store for Fated {
     fn guard_key(&self, name: &Name) -> Option<String> {
         self.node.guard_key(name)
     }
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        self.node.age(timeout).await
-    }
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        self.node.server_id(timeout).await
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
+        self.node.uptime(timeout).await
     }
     async fn close(&self, _: Duration) {}
 }

@@ -6,7 +6,7 @@ use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
     Quorum, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store,
-    StoreFuture, Wait, Wakeups, Want,
+    StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -121,12 +121,10 @@ impl Store for Steady {
     fn guard_key(&self, name: &Name) -> Option<String> {
         self.0.guard_key(name)
     }
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>, Error> {
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime, Error> {
         // A server that was never restarted has forgotten nothing. The suite checks that it reports its age.
-        self.0.age(timeout).await.map(|_| None)
-    }
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>, Error> {
-        self.0.server_id(timeout).await
+        let uptime = self.0.uptime(timeout).await?;
+        Ok(Uptime::new(None).with_server(uptime.server))
     }
     async fn close(&self, timeout: Duration) {
         self.0.close(timeout).await;

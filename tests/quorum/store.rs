@@ -174,7 +174,7 @@ async fn node_counts_when_it_was_up_a_ttl_before_the_first_request() {
         faults[2].add(down());
         nodes.0[1].restart();
         sleep(age).await;
-        faults[1].add(Rule::new(Fault::Delay(late)).on(Call::Age));
+        faults[1].add(Rule::new(Fault::Delay(late)).on(Call::Uptime));
         let token = HolderId::new(Uuid::new_v4(), 1);
         let verdict = quorum.acquire(acquire(&name("job"), token, T / 10)).await;
         assert_eq!(verdict.is_ok(), counts, "{age:?}: {verdict:?}");
@@ -186,7 +186,7 @@ async fn many_grants_share_one_question_for_the_age_of_a_node() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
-    faults[0].add(Rule::new(Fault::Delay(Duration::from_millis(20))).on(Call::Age));
+    faults[0].add(Rule::new(Fault::Delay(Duration::from_millis(20))).on(Call::Uptime));
     let manager = Uuid::new_v4();
     let grants = (1..=50).map(|number| {
         let name = name(&format!("job:{number}"));
@@ -196,7 +196,7 @@ async fn many_grants_share_one_question_for_the_age_of_a_node() {
         grant.await.expect("free");
     }
     sleep(Duration::from_millis(100)).await;
-    let asked = faults[0].calls(Call::Age);
+    let asked = faults[0].calls(Call::Uptime);
     assert!((1..=3).contains(&asked), "{asked}");
 }
 
@@ -368,17 +368,17 @@ async fn quorum_is_as_old_as_its_majority() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
-    assert_eq!(quorum.age(T).await.expect("up"), None);
+    assert_eq!(quorum.uptime(T).await.expect("up").age, None);
     nodes.0[0].restart();
-    assert_eq!(quorum.age(T).await.expect("up"), None);
+    assert_eq!(quorum.uptime(T).await.expect("up").age, None);
     sleep(T).await;
     nodes.0[1].restart();
     sleep(T).await;
-    assert_eq!(quorum.age(T).await.expect("up"), Some(T * 2));
+    assert_eq!(quorum.uptime(T).await.expect("up").age, Some(T * 2));
     faults[2].add(down());
-    assert_eq!(quorum.age(T).await.expect("two are up"), Some(T));
+    assert_eq!(quorum.uptime(T).await.expect("two are up").age, Some(T));
     faults[1].add(down());
-    quorum.age(T).await.expect_err("one of three");
+    quorum.uptime(T).await.expect_err("one of three");
 }
 
 #[tokio::test(start_paused = true)]

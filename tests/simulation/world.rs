@@ -10,7 +10,8 @@ use leasehold::clock::Clock;
 use leasehold::store::{
     About, Absence, Acquire, Acquired, Annotate, Capabilities, Ends, ForceRelease, HolderId, Inbox,
     Inspect, Inspection, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed,
-    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Topic, Wait, Wakeups, Want,
+    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
+    Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -805,12 +806,8 @@ impl Store for Client {
         None
     }
 
-    async fn age(&self, _: Duration) -> Result<Option<Duration>> {
+    async fn uptime(&self, _: Duration) -> Result<Uptime> {
         Err(Error::new(ErrorKind::Unsupported, "it is no node of a quorum"))
-    }
-
-    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
-        Ok(None)
     }
 
     async fn close(&self, _: Duration) {

@@ -291,3 +291,30 @@ impl Waiting {
         Self { manager, waited, owner: None }
     }
 }
+
+/// How long a store has been up, and what server it is: the answer of
+/// [`Store::uptime`](crate::store::Store::uptime).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Uptime {
+    /// A lower bound on how long the store has retained every confirmed write, measured after the call; `None` if it never
+    /// loses one, not even in a restart or when its disk is replaced by an empty one. A setting that keeps the keys of a
+    /// server on disk is no such promise.
+    pub age: Option<Duration>,
+    /// A text that identifies the server behind the store; `None` if it has none.
+    pub server: Option<String>,
+}
+
+impl Uptime {
+    /// Creates the answer of a store that names no server.
+    #[must_use]
+    pub fn new(age: Option<Duration>) -> Self {
+        Self { age, server: None }
+    }
+
+    /// Sets the [`server`](Self::server).
+    #[must_use]
+    pub fn with_server(self, server: Option<String>) -> Self {
+        Self { server, ..self }
+    }
+}

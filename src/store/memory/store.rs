@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, Ends, ForceRelease,
     HolderInfo, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Wait, Wakeups,
-    Want,
+    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait,
+    Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -165,15 +165,15 @@ impl Store for MemoryStore {
         None
     }
 
-    async fn age(&self, _: Duration) -> Result<Option<Duration>> {
-        // Before it was made, there was nothing to forget.
-        self.at_once(|state, now| Ok(state.restarted.map(|at| now.saturating_duration_since(at))))
-            .await
-    }
-
-    /// Names the memory that its clones share.
-    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
-        Ok(Some(format!("memory {:p}", Arc::as_ptr(&self.state))))
+    async fn uptime(&self, _: Duration) -> Result<Uptime> {
+        // Its clones share the memory.
+        let server = format!("memory {:p}", Arc::as_ptr(&self.state));
+        self.at_once(|state, now| {
+            // Before it was made, there was nothing to forget.
+            let age = state.restarted.map(|at| now.saturating_duration_since(at));
+            Ok(Uptime::new(age).with_server(Some(server)))
+        })
+        .await
     }
 
     async fn close(&self, _: Duration) {

@@ -11,7 +11,7 @@ use crate::store::connect::preflight::Unfit;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
     Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
-    Store, StoreFuture, Wait, Wakeups, Want, failed,
+    Store, StoreFuture, Uptime, Wait, Wakeups, Want, failed,
 };
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -143,12 +143,8 @@ fn is_down(error: &Error) -> bool {
 /// Opens a node and requests its server's id. Fails if the node does not report its age, since it could never count.
 async fn open(opener: &NodeOpener) -> Result<(Arc<dyn Store>, Option<String>)> {
     let store = opener().await?;
-    let ask = async {
-        store.age(QUERY_LIMIT).await?;
-        store.server_id(QUERY_LIMIT).await
-    };
-    match ask.await {
-        Ok(id) => Ok((store, id)),
+    match store.uptime(QUERY_LIMIT).await {
+        Ok(uptime) => Ok((store, uptime.server)),
         Err(error) => {
             store.close(QUERY_LIMIT).await;
             Err(error)
@@ -207,7 +203,7 @@ async fn admit(
     for (other, node) in open_nodes.iter().enumerate() {
         let Some(node) = node.as_ref().and_then(Weak::upgrade) else { continue };
         // A node that does not answer now is another server, since this one does.
-        if id.is_some() && node.server_id(QUERY_LIMIT).await.is_ok_and(|other| other == id) {
+        if id.is_some() && node.uptime(QUERY_LIMIT).await.is_ok_and(|other| other.server == id) {
             return Err(same_server_error(other, *index));
         }
     }
@@ -374,12 +370,8 @@ impl Store for PendingNode {
         self.store.get().and_then(|store| store.guard_key(name))
     }
 
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        self.get()?.age(timeout).await
-    }
-
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        self.get()?.server_id(timeout).await
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
+        self.get()?.uptime(timeout).await
     }
 
     async fn close(&self, timeout: Duration) {
@@ -500,7 +492,7 @@ mod tests {
     async fn node_that_does_not_report_its_age_is_closed_again() {
         let (store, faults) = FaultyStore::new(MemoryStore::new());
         let denied = Error::new(ErrorKind::Denied, "no right");
-        faults.add(Rule::new(Fault::Fail(denied)).on(Call::Age));
+        faults.add(Rule::new(Fault::Fail(denied)).on(Call::Uptime));
         let store: Arc<dyn Store> = Arc::new(store);
         let opener: NodeOpener = Box::new(move || {
             let store = Arc::clone(&store);
@@ -531,7 +523,7 @@ mod tests {
         sleep(RETRY * 2 + RETRY / 2).await;
         let mut counts = Vec::new();
         for node in nodes() {
-            counts.push(node.age(T).await);
+            counts.push(node.uptime(T).await);
         }
         assert_eq!(counts.iter().filter(|count| count.is_ok()).count(), 4, "{counts:?}");
         let (other, refused) = counts
@@ -550,7 +542,7 @@ mod tests {
             .unwrap()
             .add(Rule::new(Fault::Fail(Error::new(ErrorKind::Unavailable, "out of order"))));
         sleep(RETRY + RETRY / 2).await;
-        nodes().nth(other).unwrap().age(T).await.expect("no other node is this server now");
+        nodes().nth(other).unwrap().uptime(T).await.expect("no other node is this server now");
     }
 
     #[tokio::test(start_paused = true)]
@@ -571,7 +563,7 @@ mod tests {
         pending(Some(error.fate()));
         pending(node.force_release(force()).await.err().map(|error| error.fate()));
         pending(node.subscribe(wait()).await.err().map(|error| error.fate()));
-        pending(node.age(T).await.err().map(|error| error.fate()));
+        pending(node.uptime(T).await.err().map(|error| error.fate()));
         let acquire = Acquire::new(target.clone(), HolderId::new(Uuid::new_v4(), 1), T, T);
         pending(node.acquire(acquire.clone()).await.err().map(|error| error.fate()));
         assert_eq!(node.capabilities(), Capabilities::default());
@@ -586,7 +578,7 @@ mod tests {
         assert_eq!(server.tries(), 2);
         assert_eq!(node.capabilities(), server.store.capabilities());
         assert!(format!("{node:?}").contains("Memory"), "{node:?}");
-        assert_eq!(node.age(T).await.expect("up"), None);
+        assert_eq!(node.uptime(T).await.expect("up").age, None);
         node.acquire(acquire).await.expect("up");
         assert!(node.inspect(inspect()).await.expect("up").into_holder().is_some());
         assert!(node.subscribe(wait()).await.expect("up").is_some());
@@ -594,7 +586,7 @@ mod tests {
         assert!(!node.force_release(force()).await.expect("up"));
         server.store.restart();
         sleep(T).await;
-        assert_eq!(node.age(T).await.expect("up"), Some(T));
+        assert_eq!(node.uptime(T).await.expect("up").age, Some(T));
         // Its own reconnects are forwarded.
         for _ in 0..2 {
             server.opened.lock().unwrap()[1].reconnect();

@@ -20,7 +20,7 @@ pub use tally::{NoMajority, NodeVerdict};
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
     Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize,
-    SetVerdicts, Signal, Store, StoreFuture, Wait, Wakeups, Want, steal_by_force,
+    SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, steal_by_force,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -345,24 +345,19 @@ impl Store for Quorum {
         None
     }
 
-    /// Returns the age that a majority has at least.
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
+    /// Returns the age that a majority has at least. A quorum has several servers, so it names none.
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
         let tally = self.inner.query_all(timeout, move |store: Arc<dyn Store>| -> StoreFuture<_> {
-            Box::pin(async move { store.age(timeout).await })
+            Box::pin(async move { store.uptime(timeout).await })
         });
         let tally = tally.await;
-        let mut ages: Vec<Option<Duration>> = tally.verdicts().copied().collect();
+        let mut ages: Vec<Option<Duration>> = tally.verdicts().map(|uptime| uptime.age).collect();
         // `None` is the longest.
         ages.sort_by_key(|age| std::cmp::Reverse(age.unwrap_or(Duration::MAX)));
         match ages.get(tally.majority() - 1) {
-            Some(age) => Ok(*age),
+            Some(age) => Ok(Uptime::new(*age)),
             None => Err(tally.no_majority(|_| "up")),
         }
-    }
-
-    /// Returns `None`: a quorum has several servers.
-    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
-        Ok(None)
     }
 
     async fn close(&self, timeout: Duration) {

@@ -20,7 +20,8 @@ use super::contract::mode::Kind;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
     Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Wait, Wakeups, Want, failed,
+    Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
+    failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -379,15 +380,11 @@ impl Store for RedisStore {
 
     /// Returns the server's uptime, whatever it keeps on disk: the file can be another one, cut short, or behind. It counts
     /// whole seconds, so it is up to a second too low.
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        let up = self.server_run(timeout).await?.0;
+    async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
+        let (up, id) = self.server_run(timeout).await?;
         // The server rounds both its start and its time down.
-        Ok(Some(Duration::from_secs(u64::try_from(up).unwrap_or(0).saturating_sub(1))))
-    }
-
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        let id = self.server_run(timeout).await?.1;
-        Ok(Some(id).filter(|id| !id.is_empty()))
+        let age = Duration::from_secs(u64::try_from(up).unwrap_or(0).saturating_sub(1));
+        Ok(Uptime::new(Some(age)).with_server(Some(id).filter(|id| !id.is_empty())))
     }
 
     async fn close(&self, timeout: Duration) {

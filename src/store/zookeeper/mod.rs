@@ -17,8 +17,8 @@ use super::connect::options::in_task;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
     Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Topic, Wait, Wakeups,
-    Want,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Topic, Uptime, Wait,
+    Wakeups, Want,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -342,14 +342,10 @@ impl Store for ZooKeeperStore {
         None
     }
 
-    /// Returns `None`, for never forgets: a quorum of the ensemble has each write on disk before it is confirmed.
-    async fn age(&self, _: Duration) -> Result<Option<Duration>> {
-        Ok(None)
-    }
-
-    /// Returns `None`: an ensemble has several servers.
-    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
-        Ok(None)
+    /// Returns that it never forgets: a quorum of the ensemble has each write on disk before it is confirmed. An ensemble has
+    /// several servers, so it names none.
+    async fn uptime(&self, _: Duration) -> Result<Uptime> {
+        Ok(Uptime::new(None))
     }
 
     /// Closes the session. Without that, the session of remaining holds ends by its timeout.

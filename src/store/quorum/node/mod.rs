@@ -19,6 +19,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
     Absence, Acquire, Acquired, HolderId, Mode, Release, Released, RenewBatch, Renewed, Store,
+    Uptime,
 };
 use crate::util::sync::Mutex;
 use admission::{Load, Permit, refused};
@@ -41,8 +42,7 @@ pub(super) struct Node {
     pub(super) clock: Clock,
     pub(super) queues: Arc<NameQueues>,
     pub(super) load: Arc<Load>,
-    ages: Asked<Age>,
-    servers: Asked<Option<String>>,
+    uptimes: Asked<Reported>,
     pub(super) closing: CancellationToken,
     /// Whether it did not answer the last acquire. Then the next one does not wait long for it.
     silent: AtomicBool,
@@ -50,12 +50,11 @@ pub(super) struct Node {
     pub(super) server: Mutex<Option<String>>,
 }
 
-/// The age that a node reported at `at`.
-#[derive(Clone, Copy)]
-struct Age {
+/// What a node reported at `at`.
+#[derive(Clone)]
+struct Reported {
     at: Instant,
-    /// `None` if the node never forgets.
-    age: Option<Duration>,
+    uptime: Uptime,
 }
 
 /// One question to all nodes.
@@ -95,8 +94,8 @@ impl Node {
         let load = Arc::default();
         let queues = NameQueues::new(Arc::clone(&store), clock.clone(), Arc::clone(&load));
         let queues = Arc::new(queues);
-        let (ages, servers, silent, server) = Default::default();
-        Self { index, store, clock, queues, load, ages, servers, closing, silent, server }
+        let (uptimes, silent, server) = Default::default();
+        Self { index, store, clock, queues, load, uptimes, closing, silent, server }
     }
 
     /// Returns the holder id of a hold at this node. Each node has its own, so that a server behind the addresses of two
@@ -303,14 +302,16 @@ impl Node {
         let shared = |index: usize| is_shared(batch.items[index].target.mode);
         let has_shared = (0..verdicts.len()).any(shared);
         let is_renewed = verdicts.iter().any(|verdict| matches!(verdict, Ok(None)));
-        let uptime = async {
-            if is_renewed { self.check_uptime(batch.ttl, ballot.sent, limit).await } else { Ok(()) }
+        let reported = if is_renewed { Some(self.uptime(limit).await) } else { None };
+        let (uptime, server) = match &reported {
+            None => (Ok(()), Ok(())),
+            Some(Err(error)) => (Err(error.clone()), Err(error.clone())),
+            Some(Ok(reported)) => {
+                let uptime = reported.check_age(batch.ttl, ballot.sent);
+                let server = if has_shared { self.count(reported, &ballot.voters) } else { Ok(()) };
+                (uptime, server)
+            }
         };
-        let server = async {
-            let asked = is_renewed && has_shared;
-            if asked { self.check_server(&ballot.voters, limit).await } else { Ok(()) }
-        };
-        let (uptime, server) = tokio::join!(uptime, server);
         for (index, verdict) in verdicts.iter_mut().enumerate() {
             let vote = match verdict {
                 Ok(None) if shared(index) => {
@@ -337,22 +338,35 @@ impl Node {
 
     /// Returns an error unless the grant of this node counts. Call this after the operation that is to be counted.
     pub(super) async fn check<T>(&self, request: &Acquire, ballot: &Ballot<T>) -> Result<()> {
-        let limit = request.timeout;
-        let uptime = self.check_uptime(request.ttl, ballot.sent, limit);
-        if request.target.mode != Mode::Read {
-            return uptime.await;
+        let reported = self.uptime(request.timeout).await?;
+        reported.check_age(request.ttl, ballot.sent)?;
+        if request.target.mode == Mode::Read {
+            self.count(&reported, &ballot.voters)
+        } else {
+            Ok(())
         }
-        tokio::try_join!(uptime, self.check_server(&ballot.voters, limit)).map(drop)
     }
 
-    /// Returns an error if the node may have forgotten a key that it had `ttl` before `sent`, or later.
-    async fn check_uptime(&self, ttl: Duration, sent: Instant, limit: Duration) -> Result<()> {
-        let ask = self.ages.after(|| async {
-            self.store.age(limit).await.map(|age| Age { at: self.clock.now(), age })
+    /// Asks the node for its uptime, after this call.
+    async fn uptime(&self, limit: Duration) -> Result<Reported> {
+        let ask = self.uptimes.after(|| async {
+            let uptime = self.store.uptime(limit).await?;
+            Ok(Reported { at: self.clock.now(), uptime })
         });
-        let Age { at, age } = timeout(limit, ask).await.unwrap_or_else(|_| Err(timed_out()))?;
-        let needed = ttl + at.saturating_duration_since(sent);
-        match age {
+        timeout(limit, ask).await.unwrap_or_else(|_| Err(timed_out()))
+    }
+
+    /// Counts the vote of the server of this node. Returns an error if it has voted as another node.
+    fn count(&self, reported: &Reported, voters: &Voters) -> Result<()> {
+        voters.count(reported.uptime.server.clone(), self.index)
+    }
+}
+
+impl Reported {
+    /// Returns an error if the node may have forgotten a key that it had `ttl` before `sent`, or later.
+    fn check_age(&self, ttl: Duration, sent: Instant) -> Result<()> {
+        let needed = ttl + self.at.saturating_duration_since(sent);
+        match self.uptime.age {
             Some(age) if age < needed => Err(Error::new(
                 ErrorKind::Unavailable,
                 format!("up for {age:?} only; it counts after the time to live, {ttl:?}"),
@@ -360,13 +374,6 @@ impl Node {
             .with_fate(Fate::Executed)),
             _ => Ok(()),
         }
-    }
-
-    /// Returns an error if the server of this node has voted as another node.
-    async fn check_server(&self, voters: &Voters, limit: Duration) -> Result<()> {
-        let ask = self.servers.after(|| self.store.server_id(limit));
-        let server = timeout(limit, ask).await.unwrap_or_else(|_| Err(timed_out()))?;
-        voters.count(server, self.index)
     }
 }
 

@@ -31,9 +31,8 @@ pub(in crate::store::quorum) async fn find_shared_servers(nodes: &[Arc<Node>]) {
     let mut asked = JoinSet::new();
     for node in nodes.iter().map(Arc::clone) {
         asked.spawn(async move {
-            let id = timeout(QUERY_LIMIT, node.store.server_id(QUERY_LIMIT)).await;
-            let id = id.ok().and_then(Result::ok).flatten();
-            *node.server.lock() = id;
+            let uptime = timeout(QUERY_LIMIT, node.store.uptime(QUERY_LIMIT)).await;
+            *node.server.lock() = uptime.ok().and_then(Result::ok).and_then(|uptime| uptime.server);
         });
     }
     while asked.join_next().await.is_some() {}

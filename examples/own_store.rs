@@ -9,9 +9,9 @@
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    About, Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo,
-    Inbox, Inspect, Inspection, Keep, Metadata, Mode, Name, Release, Released, RenewBatch, Renewal,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
+    About, Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
+    Inspection, Keep, Name, Release, Released, RenewBatch, Renewal, Renewed, Store, StoreFuture,
+    Uptime, Wait, Wakeups,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,6 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use uuid::Uuid;
 
 /// Keeps leases in a file.
 #[derive(Debug)]
@@ -146,14 +145,6 @@ impl Store for FileStore {
         })
     }
 
-    fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
-        Acquire::all_unsupported()
-    }
-
-    fn is_atomic(&self, _: &[&Name]) -> bool {
-        false
-    }
-
     fn release(&self, request: Release) -> StoreFuture<Released> {
         // A mark that keeps the name closed is more than this store knows.
         let target = match request.keep {
@@ -178,10 +169,6 @@ impl Store for FileStore {
         })
     }
 
-    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
-    }
-
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         match request.about {
             About::Holders => {}
@@ -200,10 +187,6 @@ impl Store for FileStore {
         self.run(request.target.into_exclusive(), request.timeout, look).await
     }
 
-    async fn annotate(&self, _: Annotate) -> Result<bool> {
-        Err(Metadata::unsupported())
-    }
-
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         let from = request.from;
         let free = move |table: &mut Table, name| {
@@ -216,22 +199,6 @@ impl Store for FileStore {
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         request.target.into_exclusive().map(|_| None)
-    }
-
-    fn reconnects(&self) -> Option<Signal> {
-        None
-    }
-
-    async fn want(&self, request: Want) -> Result<bool> {
-        Err(Steal::unsupported(request.target.mode))
-    }
-
-    fn inbox(&self, _: Uuid) -> Option<Inbox> {
-        None
-    }
-
-    fn guard_key(&self, _: &Name) -> Option<String> {
-        None
     }
 
     async fn uptime(&self, _: Duration) -> Result<Uptime> {

@@ -11,9 +11,9 @@ use super::shared::hold::Hold;
 use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
-    Inspection, Metadata, Mode, Name, Reason, Release, Released, RenewBatch, Renewed, Resize,
-    SetVerdicts, Signal, Steal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
+    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Inspect, Inspection, Mode,
+    Name, Reason, Release, Released, RenewBatch, Renewed, Store, StoreFuture, Uptime, Wait,
+    Wakeups,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;
@@ -21,7 +21,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::time::{advance, sleep};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 const T: Duration = Duration::from_secs(3);
 
@@ -85,14 +84,6 @@ impl Store for SharedStore {
         Box::pin(async move { Ok(verdict) })
     }
 
-    fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
-        Acquire::all_unsupported()
-    }
-
-    fn is_atomic(&self, _: &[&Name]) -> bool {
-        false
-    }
-
     fn release(&self, request: Release) -> StoreFuture<Released> {
         if let Err(error) = request.require_hold() {
             return Box::pin(std::future::ready(Err(error)));
@@ -113,16 +104,8 @@ impl Store for SharedStore {
         Box::pin(async move { Ok(renewed) })
     }
 
-    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
-    }
-
     async fn inspect(&self, _: Inspect) -> Result<Inspection> {
         Ok(Inspection::new([]))
-    }
-
-    async fn annotate(&self, _: Annotate) -> Result<bool> {
-        Err(Metadata::unsupported())
     }
 
     async fn force_release(&self, _: ForceRelease) -> Result<bool> {
@@ -133,22 +116,6 @@ impl Store for SharedStore {
 
     async fn subscribe(&self, _: Wait) -> Result<Option<Wakeups>> {
         Ok(None)
-    }
-
-    fn reconnects(&self) -> Option<Signal> {
-        None
-    }
-
-    async fn want(&self, request: Want) -> Result<bool> {
-        Err(Steal::unsupported(request.target.mode))
-    }
-
-    fn inbox(&self, _: Uuid) -> Option<Inbox> {
-        None
-    }
-
-    fn guard_key(&self, _: &Name) -> Option<String> {
-        None
     }
 
     async fn uptime(&self, _: Duration) -> Result<Uptime> {

@@ -151,10 +151,15 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// # A store of your own
 ///
-/// Only [`describe`](Store::describe) and [`owners`](Store::owners) have a default, which refuses: another one would let a
-/// wrapper without the method silently change the store behind it. A wrapper forwards every method that it does not change,
-/// including [`capabilities`](Store::capabilities). An `Arc` of a store is a
-/// store too. `examples/own_store.rs` is an example, and
+/// Ten methods are required. Each of the others has a default, which refuses: none grants, and none claims an ability. The
+/// engine does without what is refused, or returns [`Unsupported`](crate::ErrorKind::Unsupported). Requests can have parts
+/// that a store does not know, such as a [place](Acquire::place), a [steal](Acquire::steal) or a [question](About): it
+/// refuses them too, and never leaves them out. [`Acquire::plain_name`], [`Release::require_hold`] and
+/// [`Inspect::unsupported`] are made for that.
+///
+/// A wrapper forwards every method, also those with a default and [`capabilities`](Store::capabilities): a method that it
+/// leaves out silently changes the store behind it. `#[deny(clippy::missing_trait_methods)]` at its `impl` finds such a
+/// method. An `Arc` of a store is a store too. `examples/own_store.rs` is an example, and
 /// `leasehold::testing::conformance`, with the feature `testing`, checks one against this contract.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -190,11 +195,18 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [`acquire`](Store::acquire).
     ///
     /// The engine calls it only for names of which [`is_atomic`](Store::is_atomic) returns true. Any other store returns
-    /// [`Acquire::all_unsupported`].
-    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts>;
+    /// [`Acquire::all_unsupported`], as this default does.
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        let _ = requests;
+        Acquire::all_unsupported()
+    }
 
-    /// Returns whether the store can grant these names in one step, by [`acquire_all`](Store::acquire_all).
-    fn is_atomic(&self, names: &[&Name]) -> bool;
+    /// Returns whether the store can grant these names in one step, by [`acquire_all`](Store::acquire_all). The default returns
+    /// false.
+    fn is_atomic(&self, names: &[&Name]) -> bool {
+        let _ = names;
+        false
+    }
 
     /// Lowers the hold count, or at zero releases the name and wakes waiters. With a [`keep`](Release::keep), the name stays
     /// closed.
@@ -222,12 +234,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     ///
     /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without [`Mode::Permits`] or without a change of the
-    /// size, and [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is no semaphore.
+    /// size, as this default is, and [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is no semaphore.
     ///
     /// # Cancel safety
     ///
     /// If dropped, the outcome is unknown. Call it again.
-    async fn resize(&self, request: Resize) -> Result<Option<u32>>;
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
+    }
 
     /// Returns what is asked [about](Inspect::about) a name: its holders, its line, or the note that was left for a holder. A
     /// note is kept for a day, or until the next one.
@@ -253,12 +267,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) in a mode that several holders share.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) in a mode that several holders share, and for a store that keeps no
+    /// descriptions, as this default does.
     ///
     /// # Cancel safety
     ///
     /// If dropped, the outcome is unknown. Call it again.
-    async fn annotate(&self, request: Annotate) -> Result<bool>;
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        let _ = request;
+        Err(Metadata::unsupported())
+    }
 
     /// Keeps the description of a manager, or deletes it.
     ///
@@ -326,29 +344,40 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>>;
 
     /// Returns a signal that is set at each reconnect. The engine then verifies all leases at once. `None` for a store
-    /// without connections.
-    fn reconnects(&self) -> Option<Signal>;
+    /// without connections, as this default is.
+    fn reconnects(&self) -> Option<Signal> {
+        None
+    }
 
     /// Leaves a note for a holder that its name is wanted, and sends [`Hint::Want`] to the inbox of its manager. Changes
     /// nothing about the hold. Returns whether it has the name.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without notes, and for any mode but [`Mode::Exclusive`].
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without notes, as this default is, and for any mode but
+    /// [`Mode::Exclusive`].
     ///
     /// # Cancel safety
     ///
     /// If dropped, the outcome is unknown. Call it again.
-    async fn want(&self, request: Want) -> Result<bool>;
+    async fn want(&self, request: Want) -> Result<bool> {
+        Err(Steal::unsupported(request.target.mode))
+    }
 
     /// Subscribes to the inbox of a manager, on the current runtime. It costs one subscription for a manager, whatever
-    /// the number of its leases. `None` for a store without inboxes: then holders learn of a steal or a forced release
-    /// at their next renewal.
-    fn inbox(&self, manager: Uuid) -> Option<Inbox>;
+    /// the number of its leases. `None` for a store without inboxes, as this default is: then holders learn of a steal or a
+    /// forced release at their next renewal.
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        let _ = manager;
+        None
+    }
 
     /// Returns the key under which a server of Redis keeps the exclusive hold of a name: a hash with the holder id as a
-    /// field, for [`guard`](crate::guard). `None` for any other store.
-    fn guard_key(&self, name: &Name) -> Option<String>;
+    /// field, for [`guard`](crate::guard). `None` for any other store, as this default is.
+    fn guard_key(&self, name: &Name) -> Option<String> {
+        let _ = name;
+        None
+    }
 
     /// Returns for how long the store has retained every confirmed write, and the server behind it.
     ///

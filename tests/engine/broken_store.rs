@@ -3,9 +3,9 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
-    Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture,
-    Uptime, Wait, Wakeups, Want,
+    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
+    Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
+    Store, StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -47,6 +47,7 @@ fn once_more(times: &AtomicUsize) -> bool {
 }
 
 #[async_trait::async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Store for Broken {
     fn clock(&self) -> Clock {
         self.store.clock()
@@ -120,6 +121,12 @@ impl Store for Broken {
     }
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         self.store.annotate(request).await
+    }
+    async fn describe(&self, request: Describe) -> Result<()> {
+        self.store.describe(request).await
+    }
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        self.store.owners(request).await
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.store.force_release(request).await

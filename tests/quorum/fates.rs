@@ -3,9 +3,9 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Release,
-    Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, StoreFuture, Uptime, Wait, Wakeups,
-    Want,
+    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
+    Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
+    StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
@@ -78,6 +78,7 @@ impl Fated {
 }
 
 #[async_trait::async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Store for Fated {
     fn clock(&self) -> Clock {
         self.node.clock()
@@ -111,6 +112,12 @@ impl Store for Fated {
     }
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         self.node.annotate(request).await
+    }
+    async fn describe(&self, request: Describe) -> Result<()> {
+        self.node.describe(request).await
+    }
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
+        self.node.owners(request).await
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.node.force_release(request).await

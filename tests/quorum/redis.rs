@@ -4,9 +4,9 @@ use kit::look::{channel, renewal, subscribers};
 use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Name,
-    Quorum, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store,
-    StoreFuture, Uptime, Wait, Wakeups, Want,
+    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
+    Name, Owner, Owners, Quorum, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
+    Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -66,6 +66,7 @@ impl Servers {
 struct Steady(Arc<dyn Store>);
 
 #[async_trait::async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Store for Steady {
     fn clock(&self) -> Clock {
         self.0.clock()
@@ -99,6 +100,12 @@ impl Store for Steady {
     }
     async fn annotate(&self, request: Annotate) -> Result<bool, Error> {
         self.0.annotate(request).await
+    }
+    async fn describe(&self, request: Describe) -> Result<(), Error> {
+        self.0.describe(request).await
+    }
+    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>, Error> {
+        self.0.owners(request).await
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool, Error> {
         self.0.force_release(request).await

@@ -8,10 +8,9 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    About, Absence, Acquire, Acquired, Annotate, Capabilities, Ends, ForceRelease, HolderId, Inbox,
+    About, Absence, Acquire, Acquired, Annotate, Capabilities, Ends, ForceRelease, HolderId,
     Inspect, Inspection, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed,
-    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
-    Want,
+    Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +21,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
-use uuid::Uuid;
 
 /// No closing that is alive takes so long.
 const STUCK: Duration = Duration::from_secs(60);
@@ -631,14 +629,6 @@ impl Store for Client {
         })
     }
 
-    fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
-        Acquire::all_unsupported()
-    }
-
-    fn is_atomic(&self, _: &[&Name]) -> bool {
-        false
-    }
-
     fn release(&self, request: Release) -> StoreFuture<Released> {
         if request.ends == Ends::Arrival {
             return self.release_arrival(request);
@@ -723,10 +713,6 @@ impl Store for Client {
         })
     }
 
-    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
-    }
-
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         match request.about {
             About::Holders => {}
@@ -792,18 +778,6 @@ impl Store for Client {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
-    }
-
-    async fn want(&self, request: Want) -> Result<bool> {
-        Err(Steal::unsupported(request.target.mode))
-    }
-
-    fn inbox(&self, _: Uuid) -> Option<Inbox> {
-        None
-    }
-
-    fn guard_key(&self, _: &Name) -> Option<String> {
-        None
     }
 
     async fn uptime(&self, _: Duration) -> Result<Uptime> {

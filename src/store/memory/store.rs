@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, Ends, ForceRelease,
     HolderInfo, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait,
-    Wakeups, Want,
+    RenewBatch, Renewed, Resize, SetVerdicts, Store, StoreFuture, Topic, Uptime, Wait, Wakeups,
+    Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -147,10 +147,6 @@ impl Store for MemoryStore {
         }))
     }
 
-    fn reconnects(&self) -> Option<Signal> {
-        None
-    }
-
     async fn want(&self, request: Want) -> Result<bool> {
         self.at_once(|state, now| state.want(&request, now)).await
     }
@@ -159,10 +155,6 @@ impl Store for MemoryStore {
         let (sender, inbox) = Inbox::new(InboxGuard { store: self.clone(), manager });
         self.lock().inboxes.insert(manager, sender);
         Some(inbox)
-    }
-
-    fn guard_key(&self, _: &Name) -> Option<String> {
-        None
     }
 
     async fn uptime(&self, _: Duration) -> Result<Uptime> {

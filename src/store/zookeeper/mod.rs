@@ -16,9 +16,8 @@ pub(crate) use session::address::Address;
 use super::connect::options::in_task;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
-    Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Topic, Uptime, Wait,
-    Wakeups, Want,
+    Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed,
+    Resize, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -38,7 +37,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use tree::holds::Holds;
 use tree::names::Role;
-use uuid::Uuid;
 
 /// The most leases of one renewal.
 const BATCH_SIZE: usize = 1000;
@@ -227,14 +225,6 @@ impl Store for ZooKeeperStore {
         })
     }
 
-    fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
-        Acquire::all_unsupported()
-    }
-
-    fn is_atomic(&self, _: &[&Name]) -> bool {
-        false
-    }
-
     fn release(&self, request: Release) -> StoreFuture<Released> {
         match (request.ends, request.target.mode) {
             (Ends::Hold, _) => self.run(|recipe| async move { recipe.release(request).await }),
@@ -327,19 +317,6 @@ impl Store for ZooKeeperStore {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
-    }
-
-    /// Returns that the holder was not reached: a node has no inbox.
-    async fn want(&self, request: Want) -> Result<bool> {
-        Err(Steal::unsupported(request.target.mode))
-    }
-
-    fn inbox(&self, _: Uuid) -> Option<Inbox> {
-        None
-    }
-
-    fn guard_key(&self, _: &Name) -> Option<String> {
-        None
     }
 
     /// Returns that it never forgets: a quorum of the ensemble has each write on disk before it is confirmed. An ensemble has

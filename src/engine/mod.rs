@@ -69,6 +69,7 @@ pub(crate) use machine::pulse::Heartbeat;
 pub(crate) use machine::share::Share;
 pub(crate) use machine::timing::Timing;
 pub(crate) use run::Engine;
+pub(crate) use shared::asker::StoreRefusal;
 pub(crate) use shared::core::{Core, Settings};
 pub(crate) use shared::hold::Hold;
 pub(crate) use shared::options::{Caller, Options, setters};

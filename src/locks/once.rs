@@ -1,6 +1,6 @@
 //! Runs a job on one of many replicas.
 
-use crate::engine::{Engine, Options, Polling, WaitLimit, Wanted, acquire, setters};
+use crate::engine::{Engine, Options, Polling, StoreRefusal, WaitLimit, Wanted, acquire, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -174,9 +174,17 @@ impl Job {
         let mut last = None;
         loop {
             let asked = core.now();
-            match self.ask(name, caller).await {
-                Ok(entered) if entered.is_final() || polling.is_over() => return Ok(entered),
-                Ok(entered) => {
+            let mut answer = self.ask(name, caller).await;
+            if let Ok(None) = answer
+                && (last.is_none() || polling.is_over())
+            {
+                // The first refusal is described, and the one that ends the call.
+                answer = self.describe(name).await.map(Some);
+            }
+            match answer {
+                Ok(None) => polling.refused(false).await?,
+                Ok(Some(entered)) if entered.is_final() || polling.is_over() => return Ok(entered),
+                Ok(Some(entered)) => {
                     let is_free = entered.is_free();
                     last = Some(entered);
                     polling.refused(is_free).await?;
@@ -192,14 +200,29 @@ impl Job {
         }
     }
 
-    /// Makes one attempt.
-    async fn ask(&self, name: &Name, caller: &'static Location<'static>) -> Result<Entered> {
+    /// Makes one attempt. Returns `None` if the store has refused it because another holder runs the job.
+    async fn ask(
+        &self,
+        name: &Name,
+        caller: &'static Location<'static>,
+    ) -> Result<Option<Entered>> {
         let core = &self.engine.core;
+        let refusal = StoreRefusal::new();
         let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(caller);
-        match acquire(core, name, wanted, &mut None, WaitLimit::Once).await? {
-            Some(claim) => Ok(Entered::Lease(Lease::new(&self.engine, claim))),
-            None => core.inspect(name).await.map(Entered::Held),
+        let wanted = wanted.with_refusal(&refusal);
+        if let Some(claim) = acquire(core, name, wanted, &mut None, WaitLimit::Once).await? {
+            return Ok(Some(Entered::Lease(Lease::new(&self.engine, claim))));
         }
+        match refusal.get() {
+            Some(None | Some(Mark::Kept)) => Ok(None),
+            // It is done, or the store was not asked: another task of this process may have the key.
+            Some(Some(Mark::Done)) | None => self.describe(name).await.map(Some),
+        }
+    }
+
+    /// Asks the store who has the key.
+    async fn describe(&self, name: &Name) -> Result<Entered> {
+        self.engine.core.inspect(name).await.map(Entered::Held)
     }
 
     fn name(&self) -> &str {

@@ -98,8 +98,9 @@ impl AcquireLoop<'_, '_> {
                         turn,
                     }));
                 }
-                Ok(Acquired::Held { remaining }) => {
+                Ok(Acquired::Held { remaining, closed }) => {
                     if self.once {
+                        self.asker.refused_by_store(closed);
                         core.queue.answered(self.name);
                         return Ok(None);
                     }

@@ -95,7 +95,7 @@ impl<'a> Attempt<'a> {
         self.core.note_answer(&self.sweep.target.name, self.since, &verdict);
         if let Some(question) = self.question.take() {
             question.answered(match verdict {
-                Ok(Acquired::Held { remaining }) => {
+                Ok(Acquired::Held { remaining, .. }) => {
                     let at = self.core.now();
                     let took = at.saturating_duration_since(self.since);
                     Some(Refusal { at, took, remaining })

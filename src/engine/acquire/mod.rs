@@ -17,7 +17,7 @@ mod wait;
 pub(crate) use poll::Polling;
 
 use super::machine::share::Share;
-use super::shared::asker::Asker;
+use super::shared::asker::{Asker, StoreRefusal};
 use super::shared::core::Core;
 use super::shared::hold::Hold;
 use super::shared::options::{Caller, NO_OPTIONS, Options};
@@ -67,6 +67,8 @@ pub(crate) struct Wanted<'a> {
     caller: Caller,
     /// The call for several names that it is a part of.
     set: Option<&'a SetCall>,
+    /// Where a call that asks once leaves what the store says to refuse it.
+    refusal: Option<&'a StoreRefusal>,
 }
 
 impl<'a> Wanted<'a> {
@@ -90,6 +92,11 @@ impl<'a> Wanted<'a> {
         self.caller
     }
 
+    /// Leaves what the store says to refuse a call that asks once.
+    pub(crate) fn with_refusal(self, refusal: &'a StoreRefusal) -> Self {
+        Self { refusal: Some(refusal), ..self }
+    }
+
     /// Makes it a part of a call for several names.
     pub(crate) fn of_set(self, set: &'a SetCall) -> Self {
         Self { set: Some(set), ..self }
@@ -98,7 +105,7 @@ impl<'a> Wanted<'a> {
 
 impl From<Mode> for Wanted<'_> {
     fn from(mode: Mode) -> Self {
-        Self { mode, fair: false, options: &NO_OPTIONS, caller: None, set: None }
+        Self { mode, fair: false, options: &NO_OPTIONS, caller: None, set: None, refusal: None }
     }
 }
 
@@ -161,7 +168,7 @@ pub(crate) fn acquire<'a>(
 pub(crate) async fn acquire_as<'a>(
     core: &'a Arc<Core>,
     name: &Name,
-    Wanted { mode, fair, options, caller, set }: Wanted<'_>,
+    Wanted { mode, fair, options, caller, set, refusal }: Wanted<'_>,
     (current, share): (&mut Option<Arc<Hold>>, Share),
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
@@ -196,7 +203,8 @@ pub(crate) async fn acquire_as<'a>(
     };
     let classified = core.settings.classified(name, options);
     let options = classified.as_ref().unwrap_or(options);
-    let asker = &Asker::new(core, (name, mode, options), (start, caller)).of_set(set);
+    let asker = Asker::new(core, (name, mode, options), (start, caller)).of_set(set);
+    let asker = &asker.with_refusal(refusal);
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
     let acquiring = AcquireLoop {

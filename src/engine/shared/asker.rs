@@ -6,7 +6,8 @@ use crate::clock::Instant;
 use crate::engine::acquire::set::SetCall;
 use crate::error::Result;
 use crate::observe::{Event, EventKind, How, Refusal};
-use crate::store::{Mode, Name};
+use crate::store::{Mark, Mode, Name};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A call that asks for a name. Dropping it reports that the call was dropped, unless its end was reported before.
@@ -26,7 +27,13 @@ pub(crate) struct Asker<'a> {
     steals: AtomicBool,
     /// The set that it is a part of.
     pub(in crate::engine) set: Option<&'a SetCall>,
+    /// Where it leaves what a refusal says.
+    refusal: Option<&'a StoreRefusal>,
 }
+
+/// What the store said when it refused a call that asks once: the mark that keeps the name closed, if it is one. Empty if the
+/// store was not asked.
+pub(crate) type StoreRefusal = OnceLock<Option<Mark>>;
 
 impl<'a> Asker<'a> {
     pub(in crate::engine) fn new(
@@ -35,8 +42,21 @@ impl<'a> Asker<'a> {
         (start, caller): (Instant, Caller),
     ) -> Self {
         let (waits, ended, steals) = Default::default();
-        let set = None;
-        Self { core, name, mode, options, start, caller, waits, ended, steals, set }
+        let (set, refusal) = (None, None);
+        Self { core, name, mode, options, start, caller, waits, ended, steals, set, refusal }
+    }
+
+    /// Has it leave what a refusal says.
+    pub(in crate::engine) fn with_refusal(mut self, refusal: Option<&'a StoreRefusal>) -> Self {
+        self.refusal = refusal;
+        self
+    }
+
+    /// Leaves what a refusal says.
+    pub(in crate::engine) fn refused_by_store(&self, closed: Option<Mark>) {
+        if let Some(refusal) = self.refusal {
+            _ = refusal.set(closed);
+        }
     }
 
     /// Makes it a part of a set, which reports only the names that were refused.

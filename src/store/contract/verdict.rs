@@ -1,6 +1,6 @@
 //! Verdicts of a store.
 
-use super::keep::Closed;
+use super::keep::{Closed, Mark};
 use super::metadata::{BEGINNING, Metadata, Owner};
 use super::mode::Mode;
 use super::note::Note;
@@ -31,6 +31,10 @@ pub enum Acquired {
     Held {
         /// Its time to live, if the store [knows it](crate::store::Capabilities::time_left).
         remaining: Option<Duration>,
+        /// The mark that [keeps the name closed](crate::store::Release::keep), instead of a holder. A store with
+        /// [`Capabilities::keeps`](crate::store::Capabilities::keeps) names [`Mark::Done`], so that a job which waits ends at
+        /// once. It may leave out another mark.
+        closed: Option<Mark>,
     },
     /// A change of the mode found that the hold is no longer there, or a steal found the name free.
     NotYours(Absence),
@@ -65,7 +69,16 @@ impl Acquired {
     /// Creates a refusal, with the remaining time of the holder if the store knows it.
     #[must_use]
     pub fn held(remaining: Option<Duration>) -> Self {
-        Self::Held { remaining }
+        Self::Held { remaining, closed: None }
+    }
+
+    /// Adds to a refusal the mark that keeps the name closed.
+    #[must_use]
+    pub fn with_closed(mut self, mark: Option<Mark>) -> Self {
+        if let Self::Held { closed, .. } = &mut self {
+            *closed = mark;
+        }
+        self
     }
 }
 

@@ -278,7 +278,9 @@ impl State {
 
     fn held(&mut self, name: &Name, now: Instant) -> Acquired {
         let holder = self.entry(name, now);
+        let closed = holder.as_ref().and_then(|entry| entry.closed).map(|(mark, _)| mark);
         Acquired::held(holder.map(|entry| entry.expires.saturating_duration_since(now)))
+            .with_closed(closed)
     }
 
     /// Returns the microseconds since 1970.

@@ -9,7 +9,7 @@ use super::{Inner, node_limit};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
-use crate::store::{Acquire, Acquired, Mode, Place, Release, StoreFuture, failed, usable};
+use crate::store::{Acquire, Acquired, Mark, Mode, Place, Release, StoreFuture, failed, usable};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -177,7 +177,7 @@ impl Inner {
         let error = tally.no_majority(describe_acquired).with_fate(Fate::NotExecuted);
         // What a majority refuses for the same reason, no other holder releases.
         if votes.no > 0 && error.is_unavailable() {
-            let held = Acquired::held(remaining(&tally));
+            let held = Acquired::held(remaining(&tally)).with_closed(closed(&tally));
             return if votes.yes > 0 { Outcome::Split(held) } else { Outcome::Over(Ok(held)) };
         }
         Outcome::Over(Err(error))
@@ -225,12 +225,19 @@ fn not_needed() -> Error {
 /// Returns when a majority of the nodes may be free, as far as is known.
 pub(super) fn remaining(tally: &Tally<Acquired>) -> Option<Duration> {
     let left = |verdict: &Acquired| match verdict {
-        Acquired::Held { remaining } => *remaining,
+        Acquired::Held { remaining, .. } => *remaining,
         _ => Some(Duration::ZERO),
     };
     let mut times: Vec<Duration> = tally.verdicts().filter_map(left).collect();
     times.sort();
     times.get(tally.majority() - 1).or(times.last()).copied()
+}
+
+/// Returns the mark by which a majority of the nodes keeps the name closed, as far as they name it.
+fn closed(tally: &Tally<Acquired>) -> Option<Mark> {
+    let is_done =
+        |verdict: &Acquired| matches!(verdict, Acquired::Held { closed: Some(Mark::Done), .. });
+    (tally.votes(is_done).yes >= tally.majority()).then_some(Mark::Done)
 }
 
 /// Returns a random number in [0, 1).

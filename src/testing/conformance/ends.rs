@@ -34,7 +34,7 @@ pub async fn hold_expires_after_its_time_to_live_and_not_before(harness: &dyn Ha
     loop {
         let asked = rival.now().saturating_duration_since(running);
         match rival.acquire().await {
-            Ok(Acquired::Held { remaining }) => {
+            Ok(Acquired::Held { remaining, .. }) => {
                 assert!(asked <= holder.ttl + harness.slack(), "held after {asked:?}");
                 let pause = remaining.unwrap_or_default() / 2;
                 harness.elapse(pause.max(Duration::from_millis(1))).await;

@@ -2,7 +2,7 @@
 
 use super::party::*;
 use crate::error::ErrorKind;
-use crate::store::{Absence, Keep, Mark, Mode, Release, Released, RenewBatch};
+use crate::store::{Absence, Acquired, Keep, Mark, Mode, Release, Released, RenewBatch};
 use crate::testing::Harness;
 use std::time::Duration;
 
@@ -29,7 +29,17 @@ pub async fn release_with_a_mark_keeps_the_name_closed(harness: &dyn Harness) {
             continue;
         }
         assert_eq!(released(closed), None);
-        let left = held(rival.acquire().await);
+        let refused = rival.acquire().await;
+        match refused {
+            Ok(Acquired::Held { closed, .. }) if mark == Mark::Done => {
+                assert_eq!(closed, Some(mark), "the refusal names it");
+            }
+            Ok(Acquired::Held { closed, .. }) => {
+                assert!(closed.is_none_or(|closed| closed == mark), "{closed:?}");
+            }
+            _ => {}
+        }
+        let left = held(refused);
         assert!(party.fresh(left, since), "{left:?}");
         let holding = rival.holding().await.expect("the name is closed");
         assert_eq!((&*holding.holder, holding.hold_count), (mark.holder(), 0));

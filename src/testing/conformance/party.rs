@@ -211,7 +211,7 @@ pub(super) fn granted(verdict: Result<Acquired>) -> Grant {
 #[track_caller]
 pub(super) fn held(verdict: Result<Acquired>) -> Option<Duration> {
     match verdict {
-        Ok(Acquired::Held { remaining }) => remaining,
+        Ok(Acquired::Held { remaining, .. }) => remaining,
         other => panic!("expected another holder, the store says {other:?}"),
     }
 }

@@ -406,6 +406,7 @@ pub(in crate::store::redis) fn renewed(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Mark;
     use crate::store::Target;
     use crate::util::trace;
 
@@ -490,7 +491,7 @@ mod tests {
                 Ok(Acquired::Granted { fence, reached, .. }) => {
                     format!("granted {fence:?} {reached}")
                 }
-                Ok(Acquired::Held { remaining }) => format!("held {remaining:?}"),
+                Ok(Acquired::Held { remaining, .. }) => format!("held {remaining:?}"),
                 Ok(Acquired::NotYours(absence)) => format!("{absence:?}"),
                 Err(error) => format!("{:?}", error.kind()),
             };
@@ -506,6 +507,15 @@ mod tests {
             assert_eq!(asked(&fenced, said), with_fence, "{said}");
         }
         asked(&fenced, i64::MIN);
+        let done = |text: &str| {
+            acquire()
+                .read(&codec, sent, &[Element::Text(text.into())])
+                .map_err(|error| error.kind())
+        };
+        let closed = |left| Ok(Acquired::held(left).with_closed(Some(Mark::Done)));
+        assert_eq!(done("DONE 5"), closed(Some(Duration::from_millis(5))));
+        assert_eq!(done("DONE -1"), closed(None));
+        assert!(done("DONE x").is_err() && done("DONE").is_err());
         let released = |said| {
             let verdict = release().read(&codec, sent, &[Element::Int(said)]);
             verdict.map_err(|error| error.kind())
@@ -549,7 +559,7 @@ mod tests {
         let sent = crate::clock::Clock::system().now();
         let granted = || Acquired::granted_with_fence_reached(sent, None);
         assert!(acquire().unconfirmed(granted(), &error).is_err());
-        let held = Acquired::Held { remaining: None };
+        let held = Acquired::held(None);
         assert!(acquire().unconfirmed(held, &error).is_ok());
         assert!(release().unconfirmed(Released::Done { listeners: 0 }, &error).is_ok());
     }

@@ -61,6 +61,9 @@ pub(super) fn acquired(
     sent: Instant,
     oldest: Option<Duration>,
 ) -> Result<Acquired> {
+    if let Some(left) = done(reply) {
+        return Ok(Acquired::held(left).with_closed(Some(Mark::Done)));
+    }
     match reply.code()? {
         Code::Done(first) if (first > 0) == fenced => {
             // By `acquire.lua` and `fence.lua`.
@@ -71,6 +74,13 @@ pub(super) fn acquired(
         Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
         Code::Other(left) => Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))),
     }
+}
+
+/// Returns for how long `acquire.lua` found a lock closed because its work is done.
+fn done(reply: &Element) -> Option<Option<Duration>> {
+    let Element::Text(text) = reply else { return None };
+    let left = text.strip_prefix("DONE ")?.parse().ok()?;
+    Some(remaining(left))
 }
 
 /// Returns whether `acquire_all.lua` left a lock as it is, because another one was not granted.

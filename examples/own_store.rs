@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
     About, Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Keep, Name, Release, Released, RenewBatch, Renewal, Renewed, Store, StoreFuture,
-    Uptime, Wait, Wakeups,
+    Inspection, Keep, Name, Release, Released, RenewBatch, RenewCall, Renewal, Renewed, Store,
+    StoreFuture, Uptime, Wait, Wakeups,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};
@@ -113,10 +113,6 @@ impl Store for FileStore {
         Capabilities::default().with_wakeups(false).with_announces(false)
     }
 
-    fn shard(&self, _: &Name) -> usize {
-        0
-    }
-
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         // The holder's deadline counts from here, before anything is done.
         let sent = self.clock().now();
@@ -157,16 +153,24 @@ impl Store for FileStore {
         })
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        let sent = self.clock().now();
-        self.run(batch.require_exclusive(), batch.timeout, move |table, ()| {
-            let expires = table.now + batch.ttl;
-            let renew = |item: &Renewal| {
-                let entry = table.own(&item.target.name, item.holder);
-                Ok(entry.map(|entry| entry.expires = expires).err())
-            };
-            Renewed::new(sent, batch.items.iter().map(renew).collect())
-        })
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
+        // One call takes them all: it reads and writes the file once.
+        RenewCall::divide(
+            batch,
+            usize::MAX,
+            |_| 0,
+            |batch| {
+                let sent = self.clock().now();
+                self.run(batch.require_exclusive(), batch.timeout, move |table, ()| {
+                    let expires = table.now + batch.ttl;
+                    let renew = |item: &Renewal| {
+                        let entry = table.own(&item.target.name, item.holder);
+                        Ok(entry.map(|entry| entry.expires = expires).err())
+                    };
+                    Renewed::new(sent, batch.items.iter().map(renew).collect())
+                })
+            },
+        )
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

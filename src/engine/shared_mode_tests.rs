@@ -12,11 +12,12 @@ use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
     Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Inspect, Inspection, Mode,
-    Name, Reason, Release, Released, RenewBatch, Renewed, Store, StoreFuture, Uptime, Wait,
-    Wakeups,
+    Name, Reason, Release, Released, RenewBatch, RenewCall, Renewed, Store, StoreFuture, Uptime,
+    Wait, Wakeups,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;
+use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::time::{advance, sleep};
@@ -62,10 +63,6 @@ impl Store for SharedStore {
             .with_mode(Mode::Write)
     }
 
-    fn shard(&self, _: &Name) -> usize {
-        0
-    }
-
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.asked.lock().unwrap().push(request.target.mode);
         let mut holders = self.holders();
@@ -94,14 +91,14 @@ impl Store for SharedStore {
         Box::pin(async move { Ok(verdict) })
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         let renew = |holder: HolderId| {
             *self.renewed.lock().unwrap().entry(holder).or_default() += 1;
             Ok(self.absence(holder))
         };
         let verdicts = batch.items.iter().map(|item| renew(item.holder)).collect();
         let renewed = Renewed::new(self.clock().now(), verdicts);
-        Box::pin(async move { Ok(renewed) })
+        RenewCall::divide(batch, usize::MAX, |_| 0, |_| Box::pin(ready(Ok(renewed.clone()))))
     }
 
     async fn inspect(&self, _: Inspect) -> Result<Inspection> {

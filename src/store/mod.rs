@@ -35,7 +35,8 @@ pub use contract::request::{
 pub use contract::signal::{Signal, Wakeups};
 pub use contract::target::Target;
 pub use contract::verdict::{
-    Absence, Acquired, HolderInfo, Inspection, Released, Renewed, SetVerdicts, Uptime, Waiting,
+    Absence, Acquired, HolderInfo, Inspection, Released, RenewCall, Renewed, SetVerdicts, Uptime,
+    Waiting,
 };
 pub use memory::MemoryStore;
 pub(crate) use quorum::NodeOpener;
@@ -103,7 +104,7 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// 10. **Bounded.** No future takes much longer than the `timeout` of its request, or the `timeout` that the method
 ///     takes.
 /// 11. **A mode is granted as itself or not at all.** A request of a mode that [`Capabilities::supports`] denies is
-///     [`Unsupported`](crate::ErrorKind::Unsupported), and nothing of it runs; so is a batch of renewals with such an
+///     [`Unsupported`](crate::ErrorKind::Unsupported), and nothing of it runs; so is a call of renewals with such an
 ///     item. If something under the name is not a lock of the requested kind, it stays as it is, and the request
 ///     returns [`WrongType`](crate::ErrorKind::WrongType).
 ///
@@ -143,7 +144,7 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// # Dropped futures
 ///
 /// The methods have two forms, each with one allocation. [`acquire`](Store::acquire),
-/// [`acquire_all`](Store::acquire_all), [`release`](Store::release) and [`renew`](Store::renew) return a [`StoreFuture`], which the engine can move to another task: it awaits the verdict of
+/// [`acquire_all`](Store::acquire_all), [`release`](Store::release) and each call of [`renew`](Store::renew) return a [`StoreFuture`], which the engine can move to another task: it awaits the verdict of
 /// an abandoned acquire there, and releases a grant without a waiter. No task takes over the other calls, so they are
 /// `async fn`s, which borrow the store and spare it a copy of its parts.
 ///
@@ -169,11 +170,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the abilities of this store. The engine asks once, and the answer must not change.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns the part of the store that keeps `name`, if parts can fail on their own; 0 for a store without parts.
+    /// Returns the part of the store that keeps `name`, if parts can fail on their own; 0 for a store without parts, as this
+    /// default does.
     ///
-    /// Leases of different parts are never in one [`renew`](Store::renew), so a slow part delays no leases of another.
-    /// The answer is a hint, and may change at any time. The engine asks only a store with [`Capabilities::sharded`].
-    fn shard(&self, name: &Name) -> usize;
+    /// An answer of one part says nothing about a silence of another: a call that gets no answer in time fails as
+    /// [`Unavailable`](crate::ErrorKind::Unavailable), unless the same part has served another call. The part is a hint, and may
+    /// change at any time.
+    fn shard(&self, name: &Name) -> usize {
+        let _ = name;
+        0
+    }
 
     /// Grants a name, a re-entry, or once more what the holder already has.
     ///
@@ -218,12 +224,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// is [`Unsupported`](crate::ErrorKind::Unsupported). Without an answer, the place lapses by itself.
     fn release(&self, request: Release) -> StoreFuture<Released>;
 
-    /// Extends many leases at once.
+    /// Extends many leases at once, by as few calls as the store can make of the batch. Each item is in one of them.
+    ///
+    /// The store alone divides a batch, by what fits into a call and by its own [parts](Store::shard):
+    /// [`RenewCall::divide`] does that. The engine polls each call by itself and applies its verdicts as they arrive, so a
+    /// slow part delays no lease of another.
     ///
     /// # Errors
     ///
-    /// An `Err` is the failure of the whole batch. A single renewal that fails has an `Err` among the verdicts.
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed>;
+    /// An `Err` of a call is the failure of all its items. A single renewal that fails has an `Err` among the verdicts.
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall>;
 
     /// Sets the number of permits of a semaphore, and wakes waiters if some of them may be granted now. Returns the number
     /// that it had; `None` if there was no semaphore, which is made then.
@@ -434,7 +444,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).release(request)
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         (**self).renew(batch)
     }
 

@@ -8,7 +8,7 @@ pub enum Call {
     Acquire,
     /// [`Store::release`](crate::store::Store::release) of a hold
     Release,
-    /// [`Store::renew`](crate::store::Store::renew), one for each batch
+    /// [`Store::renew`](crate::store::Store::renew), one for each [call](crate::store::RenewCall)
     Renew,
     /// [`Store::resize`](crate::store::Store::resize)
     Resize,

@@ -6,8 +6,8 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
-    Inspection, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
-    Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
+    Inspection, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Resize,
+    SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
 };
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
@@ -318,11 +318,24 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
         self.call(fault, |inner| inner.release(request))
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        let names: Vec<&Name> = batch.items.iter().map(|item| &item.target.name).collect();
-        let fault = self.faults.meet(Call::Renew, &names);
+    /// Returns the calls of the store that it wraps, and makes more of them if its own
+    /// [`renewal_batch`](Capabilities::renewal_batch) is smaller.
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
+        let size = self.capabilities.renewal_batch.max(1);
         let backdate = |reply: Renewed, before| Renewed { sent: reply.sent.min(before), ..reply };
-        self.call_backdated(fault, |inner| inner.renew(batch), backdate)
+        let mut calls = Vec::new();
+        for (part, items) in batch.items.chunks(size).enumerate() {
+            let smaller = RenewBatch { items: items.to_vec(), ..batch.clone() };
+            for RenewCall { items: positions, verdicts, .. } in self.inner.renew(smaller) {
+                let names: Vec<&Name> =
+                    positions.iter().filter_map(|at| Some(&items.get(*at)?.target.name)).collect();
+                let fault = self.faults.meet(Call::Renew, &names);
+                let verdicts = self.call_backdated(fault, |_| verdicts, backdate);
+                let positions = positions.into_iter().map(|at| at + part * size).collect();
+                calls.push(RenewCall::new(positions, verdicts));
+            }
+        }
+        calls
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {

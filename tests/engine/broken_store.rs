@@ -4,8 +4,8 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
-    Store, StoreFuture, Uptime, Wait, Wakeups, Want,
+    Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Resize, SetVerdicts,
+    Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -23,6 +23,8 @@ struct Broken {
 enum Breaks {
     /// Answers a renewal with so many verdicts, whatever was asked.
     Miscount(usize),
+    /// Makes one call of a renewal, for the items at these positions, whatever was asked.
+    Misplace(Vec<usize>),
     /// Blocks the thread that asks for a renewal, until the other end is dropped.
     Block(Mutex<mpsc::Receiver<()>>),
     /// Reports that free names are held, for the longest time there is, this many times.
@@ -53,7 +55,7 @@ impl Store for Broken {
         self.store.clock()
     }
     fn capabilities(&self) -> Capabilities {
-        self.store.capabilities().with_sharded(matches!(self.breaks, Breaks::PanicAtShard))
+        self.store.capabilities()
     }
     fn shard(&self, name: &Name) -> usize {
         match &self.breaks {
@@ -98,7 +100,7 @@ impl Store for Broken {
             _ => self.store.release(request),
         }
     }
-    fn renew(&self, _: RenewBatch) -> StoreFuture<Renewed> {
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         let verdicts = match &self.breaks {
             Breaks::Miscount(verdicts) => *verdicts,
             Breaks::Block(gate) => {
@@ -111,7 +113,11 @@ impl Store for Broken {
             _ => 1,
         };
         let (sent, verdicts) = (self.clock().now(), (0..verdicts).map(|_| Ok(None)).collect());
-        Box::pin(std::future::ready(Ok(Renewed::new(sent, verdicts))))
+        let (items, verdicts) = match &self.breaks {
+            Breaks::Misplace(items) => (items.clone(), items.iter().map(|_| Ok(None)).collect()),
+            _ => ((0..batch.items.len()).collect(), verdicts),
+        };
+        vec![RenewCall::new(items, Box::pin(std::future::ready(Ok(Renewed::new(sent, verdicts)))))]
     }
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {
         self.store.resize(request).await
@@ -166,6 +172,18 @@ async fn verdicts_for_a_wrong_number_of_leases_renew_none() {
         let (took, loss) = tokio::time::timeout(T, timed(lease.lost())).await.expect("it is told");
         assert_eq!(loss, Loss::Expired);
         assert_eq!(took, C, "{verdicts}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_for_other_leases_than_those_asked_for_renew_none() {
+    for items in [vec![], vec![1], vec![0, 0], vec![0, 1]] {
+        let case = format!("{items:?}");
+        let store = Broken { store: MemoryStore::new(), breaks: Breaks::Misplace(items) };
+        let leases = LeaseManager::builder().build(store).unwrap();
+        let lease = leases.lock("n").lock().await.unwrap();
+        let (took, loss) = tokio::time::timeout(T, timed(lease.lost())).await.expect("it is told");
+        assert_eq!((loss, took), (Loss::Expired, C), "{case}");
     }
 }
 

@@ -40,6 +40,28 @@ async fn success_closes_the_key_for_as_long_as_it_is_kept() {
     assert_eq!(setup.calls(Call::Renew), 0, "the mark is not renewed");
 }
 
+/// One request each time. The first refusal is described, and the one that ends the call.
+#[tokio::test(start_paused = true)]
+async fn waiting_job_asks_once_each_time() {
+    let setup = Setup::new();
+    let lease = setup.held_elsewhere("job").await;
+    let waiting = tokio::spawn(job(&setup.leases).wait(T * 2).run(async |_| Ok::<u32, ()>(7)));
+    sleep(T).await;
+    lease.check().unwrap();
+    let asked = setup.calls(Call::Acquire);
+    assert!(asked > 2, "{asked}");
+    assert_eq!(setup.calls(Call::Inspect), 1);
+    lease.unlock().await.unwrap();
+    assert!(matches!(waiting.await.unwrap().unwrap(), Once::Ran(7)));
+    assert_eq!(setup.calls(Call::Inspect), 1);
+
+    let busy = setup.held_elsewhere("other").await;
+    let waiting = setup.leases.once("other").wait(T).run(async |_| Ok::<u32, ()>(7));
+    let Once::Running(Some(holder)) = waiting.await.unwrap() else { panic!("it is held") };
+    assert!(holder.is_of(busy.holder_id()));
+    assert_eq!(setup.calls(Call::Inspect), 3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn failure_panic_and_drop_leave_the_key_free() {
     let setup = Setup::new();

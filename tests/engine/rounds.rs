@@ -5,8 +5,8 @@ use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
-    Store, StoreFuture, Uptime, Wait, Wakeups, Want,
+    Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewal, Resize, SetVerdicts,
+    Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -147,7 +147,7 @@ impl Store for Counting {
     }
     fn capabilities(&self) -> Capabilities {
         // As many as there are.
-        self.store.capabilities().with_sharded(self.sharded).with_renewal_batch(usize::MAX)
+        self.store.capabilities().with_renewal_batch(usize::MAX)
     }
     fn shard(&self, name: &Name) -> usize {
         name.as_str().bytes().map(usize::from).sum()
@@ -164,12 +164,15 @@ impl Store for Counting {
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.store.release(request)
     }
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         let kept = batch.items.iter().filter(|item| batch.retention_of(item).is_some()).count();
-        self.calls.fetch_add(1, Ordering::Relaxed);
         self.all.fetch_add(batch.items.len(), Ordering::Relaxed);
         self.kept.fetch_add(kept, Ordering::Relaxed);
-        self.store.renew(batch)
+        let shard = |item: &Renewal| if self.sharded { self.shard(&item.target.name) } else { 0 };
+        RenewCall::divide(batch, usize::MAX, shard, |part| {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            RenewCall::join(self.store.renew(part))
+        })
     }
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {
         self.store.resize(request).await

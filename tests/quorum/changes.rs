@@ -3,8 +3,8 @@
 use super::fates::{FATES, Fate, Fated, process};
 use super::*;
 use leasehold::store::{
-    Absence, Acquire, Acquired, HolderId, HolderInfo, Inspect, Mode, Release, RenewBatch, Renewal,
-    Target,
+    Absence, Acquire, Acquired, HolderId, HolderInfo, Inspect, Mode, Release, RenewBatch,
+    RenewCall, Renewal, Target,
 };
 use leasehold::testing::Call;
 use leasehold::{LeaseState, Loss, ReadLease, Upgraded, WriteLease};
@@ -65,7 +65,8 @@ async fn upgraded(page: ReadLease) -> WriteLease {
 
 async fn renewed(quorum: &Quorum, holder: HolderId) -> bool {
     let items = vec![Renewal::new(Target::new(name("job"), Mode::Read), holder)];
-    let renewed = quorum.renew(RenewBatch::new(items, T, T / 10)).await.expect("verdicts");
+    let renewed =
+        RenewCall::join(quorum.renew(RenewBatch::new(items, T, T / 10))).await.expect("verdicts");
     matches!(renewed.verdicts[..], [Ok(None)])
 }
 

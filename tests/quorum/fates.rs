@@ -4,7 +4,7 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
+    Owner, Owners, Release, Released, RenewBatch, RenewCall, Resize, SetVerdicts, Signal,
     StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::{Lease, Result};
@@ -101,8 +101,11 @@ impl Store for Fated {
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.run(request.timeout, move |node| node.release(request))
     }
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        self.run(batch.timeout, move |node| node.renew(batch))
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
+        let renew = |batch: RenewBatch| {
+            self.run(batch.timeout, move |node| RenewCall::join(node.renew(batch.clone())))
+        };
+        RenewCall::divide(batch, usize::MAX, |_| 0, renew)
     }
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {
         self.node.resize(request).await

@@ -5,7 +5,7 @@ use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Name, Owner, Owners, Quorum, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
+    Name, Owner, Owners, Quorum, Release, Released, RenewBatch, RenewCall, Resize, SetVerdicts,
     Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::testing::Harness;
@@ -89,7 +89,7 @@ impl Store for Steady {
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.0.release(request)
     }
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         self.0.renew(batch)
     }
     async fn resize(&self, request: Resize) -> Result<Option<u32>, Error> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use leasehold::store::{
-    Acquire, Acquired, HolderId, Mode, Place, Release, RenewBatch, Renewal, Target,
+    Acquire, Acquired, HolderId, Mode, Place, Release, RenewBatch, RenewCall, Renewal, Target,
 };
 use leasehold::testing::Call;
 use leasehold::{LeaseState, Loss, ReadLease};
@@ -422,9 +422,12 @@ async fn batch_of_both_sides_is_renewed_by_majorities() {
         items.push(Renewal::new(target, holder));
     }
     faults[0].add(down());
-    let renewed = quorum.renew(RenewBatch::new(items.clone(), T, T / 10)).await.expect("verdicts");
+    let renewed = RenewCall::join(quorum.renew(RenewBatch::new(items.clone(), T, T / 10)))
+        .await
+        .expect("verdicts");
     assert!(matches!(renewed.verdicts[..], [Ok(None), Ok(None), Ok(None)]), "{renewed:?}");
     nodes.0[1].delete("n1");
-    let renewed = quorum.renew(RenewBatch::new(items, T, T / 10)).await.expect("verdicts");
+    let renewed =
+        RenewCall::join(quorum.renew(RenewBatch::new(items, T, T / 10))).await.expect("verdicts");
     assert!(matches!(renewed.verdicts[..], [Ok(None), Err(_), Ok(None)]), "{renewed:?}");
 }

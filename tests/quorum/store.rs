@@ -3,7 +3,7 @@
 use super::{Duration, MOMENT, Nodes, T, down, name, settle, sleep, timed};
 use leasehold::store::{
     Absence, Acquire, Acquired, ForceRelease, HolderId, Inspect, Name, Quorum, Release, Released,
-    RenewBatch, Renewal, Store, Target, Wait,
+    RenewBatch, RenewCall, Renewal, Store, Target, Wait,
 };
 use leasehold::testing::{Call, Fault, Rule};
 use leasehold::{Error, ErrorKind};
@@ -130,7 +130,8 @@ async fn grant_of_a_second_attempt_is_counted_renewed_and_released() {
     let recorded = quorum.release(release(&name, token, 2)).await;
     assert!(matches!(recorded, Ok(Released::Done { .. })), "{recorded:?}");
     let items = vec![Renewal::new(target(&name), token)];
-    let renewed = quorum.renew(RenewBatch::new(items, T, T / 10)).await.expect("verdicts");
+    let renewed =
+        RenewCall::join(quorum.renew(RenewBatch::new(items, T, T / 10))).await.expect("verdicts");
     assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
     let released = quorum.release(release(&name, token, 0)).await;
     assert!(matches!(released, Ok(Released::Done { .. })), "{released:?}");

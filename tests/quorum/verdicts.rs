@@ -3,7 +3,7 @@
 use super::*;
 use leasehold::Loss;
 use leasehold::store::{
-    Acquire, Acquired, HolderId, NoMajority, NodeVerdict, RenewBatch, Renewal, Target,
+    Acquire, Acquired, HolderId, NoMajority, NodeVerdict, RenewBatch, RenewCall, Renewal, Target,
 };
 use leasehold::testing::Call;
 use std::error::Error as _;
@@ -149,7 +149,8 @@ async fn verdicts_say_when_the_first_request_left() {
     }
     let before = quorum.clock().now();
     let items = vec![Renewal::new(target, holder)];
-    let renewed = quorum.renew(RenewBatch::new(items, T, T / 10)).await.expect("a verdict");
+    let renewed =
+        RenewCall::join(quorum.renew(RenewBatch::new(items, T, T / 10))).await.expect("a verdict");
     assert_eq!(renewed.sent, before);
     assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
 }

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
     About, Absence, Acquire, Acquired, Annotate, Capabilities, Ends, ForceRelease, HolderId,
-    Inspect, Inspection, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed,
-    Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
+    Inspect, Inspection, Mode, Name, Place, Release, Released, RenewBatch, RenewCall, Renewal,
+    Renewed, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -440,6 +440,50 @@ impl Client {
         self.call(what, None, Sort::Passed, request.timeout, run, |_, _, _| ())
     }
 
+    /// Renews by one call.
+    fn renew_part(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        let limit = batch.timeout;
+        let sent = self.world.clock.now();
+        let holds: Vec<HoldId> = batch.items.iter().map(|each| self.hold(each.holder)).collect();
+        {
+            let mut inner = self.world.lock();
+            for hold in &holds {
+                inner.judge.renewal_sent(&self.world.plan, self.world.moment(), *hold);
+            }
+        }
+        let what = self.words(format_args!("renew {holds:?}"));
+        let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
+            let mut verdict = |request: &Renewal| {
+                let refused = world.plan.faults.refused / 2;
+                if inner.storm && inner.dice.percent(refused) {
+                    let kind = inner.dice.pick(&REFUSALS);
+                    return Err(Error::new(kind, "refused by the simulation"));
+                }
+                Ok(inner.server.renew(now, request, batch.ttl))
+            };
+            Renewed::new(sent, batch.items.iter().map(&mut verdict).collect())
+        };
+        self.call(what, None, Sort::Change, limit, run, move |inner, world, result| {
+            for (i, hold) in holds.into_iter().enumerate() {
+                let moment = world.moment();
+                let verdict: Result<Option<Absence>> = match result {
+                    Ok(renewed) => renewed.verdicts[i].clone(),
+                    Err(error) => Err(error.clone()),
+                };
+                match verdict {
+                    Ok(None) => inner.judge.confirmed(&world.plan, moment, hold, sent),
+                    Ok(Some(absence)) => inner.judge.told_absent(moment.now, hold, absence),
+                    Err(error) => {
+                        inner.judge.failed(hold, sent);
+                        if error.kind() == ErrorKind::WrongType {
+                            inner.judge.wound(moment.now, hold);
+                        }
+                    }
+                }
+            }
+        })
+    }
+
     /// Sends a request, for the name that is `asked` for, if one is. `run` is what the server does, `heard` what the client
     /// learns, if it still waits.
     fn call<T: Send + 'static>(
@@ -549,10 +593,6 @@ impl Store for Client {
         let can = can.with_keeps(true);
         let permits = Mode::Permits { size: 1, take: 1 };
         can.with_mode(Mode::Read).with_mode(Mode::Write).with_mode(permits)
-    }
-
-    fn shard(&self, _: &Name) -> usize {
-        0
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
@@ -670,47 +710,8 @@ impl Store for Client {
         })
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        let limit = batch.timeout;
-        let sent = self.world.clock.now();
-        let holds: Vec<HoldId> = batch.items.iter().map(|each| self.hold(each.holder)).collect();
-        {
-            let mut inner = self.world.lock();
-            for hold in &holds {
-                inner.judge.renewal_sent(&self.world.plan, self.world.moment(), *hold);
-            }
-        }
-        let what = self.words(format_args!("renew {holds:?}"));
-        let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
-            let mut verdict = |request: &Renewal| {
-                let refused = world.plan.faults.refused / 2;
-                if inner.storm && inner.dice.percent(refused) {
-                    let kind = inner.dice.pick(&REFUSALS);
-                    return Err(Error::new(kind, "refused by the simulation"));
-                }
-                Ok(inner.server.renew(now, request, batch.ttl))
-            };
-            Renewed::new(sent, batch.items.iter().map(&mut verdict).collect())
-        };
-        self.call(what, None, Sort::Change, limit, run, move |inner, world, result| {
-            for (i, hold) in holds.into_iter().enumerate() {
-                let moment = world.moment();
-                let verdict: Result<Option<Absence>> = match result {
-                    Ok(renewed) => renewed.verdicts[i].clone(),
-                    Err(error) => Err(error.clone()),
-                };
-                match verdict {
-                    Ok(None) => inner.judge.confirmed(&world.plan, moment, hold, sent),
-                    Ok(Some(absence)) => inner.judge.told_absent(moment.now, hold, absence),
-                    Err(error) => {
-                        inner.judge.failed(hold, sent);
-                        if error.kind() == ErrorKind::WrongType {
-                            inner.judge.wound(moment.now, hold);
-                        }
-                    }
-                }
-            }
-        })
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
+        RenewCall::divide(batch, self.world.plan.batch, |_| 0, |part| self.renew_part(part))
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

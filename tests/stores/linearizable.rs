@@ -5,7 +5,7 @@ use super::history::{
 };
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Inspect, MemoryStore, Release,
-    Released, RenewBatch, Renewal, Store, Target,
+    Released, RenewBatch, RenewCall, Renewal, Store, Target,
 };
 use porcupine_rs::Model;
 use std::sync::Arc;
@@ -187,7 +187,8 @@ impl Trial<Op> {
             }
             Op::Renew(who, _) => {
                 let items = vec![Renewal::new(target, self.holder(who))];
-                let mut renewed = self.store.renew(RenewBatch::new(items, TTL, TIMEOUT)).await?;
+                let mut renewed =
+                    RenewCall::join(self.store.renew(RenewBatch::new(items, TTL, TIMEOUT))).await?;
                 Op::Renew(who, Some(renewed.verdicts.remove(0)?))
             }
             Op::Release(who, count, _) => {

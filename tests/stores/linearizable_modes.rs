@@ -6,7 +6,7 @@
 use super::history::{self, BLOCK, Dice, Record, TIMEOUT, TTL, Trial, one_by_one, runtime};
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, Inspect, MemoryStore, Mode, Release, Released,
-    RenewBatch, Renewal, Store, Target,
+    RenewBatch, RenewCall, Renewal, Store, Target,
 };
 use porcupine_rs::Model;
 use std::collections::BTreeMap;
@@ -294,7 +294,8 @@ impl Trial<Op> {
             }
             Op::Renew(who, side, _) => {
                 let items = vec![Renewal::new(self.target(side), self.holder(who))];
-                let mut renewed = self.store.renew(RenewBatch::new(items, TTL, TIMEOUT)).await?;
+                let mut renewed =
+                    RenewCall::join(self.store.renew(RenewBatch::new(items, TTL, TIMEOUT))).await?;
                 Op::Renew(who, side, Some(renewed.verdicts.remove(0)?))
             }
             Op::Release(who, side, _) => {

@@ -3,7 +3,7 @@
 
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Inspect, MemoryStore, Name,
-    Release, Released, RenewBatch, Renewal, Store, Target,
+    Release, Released, RenewBatch, RenewCall, Renewal, Store, Target,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -344,7 +344,7 @@ impl<'a> Trial<'a> {
                 };
                 let batch = RenewBatch::new(whom.iter().map(renewal).collect(), TTL, TIMEOUT)
                     .with_fence_retention(Some(TTL * 2));
-                let renewed = runtime.block_on(async { store.renew(batch).await })?;
+                let renewed = runtime.block_on(RenewCall::join(store.renew(batch)))?;
                 Verdict::Renewed(renewed.verdicts.into_iter().collect::<Result<_, _>>()?)
             }
             Op::Force { name } => {

@@ -8,7 +8,7 @@
 use super::model::{BLOCK, Memory, Redis, Subject, TIMEOUT, TTL};
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Inspect, Mode, Name, Place,
-    Release, Released, RenewBatch, Renewal, Target,
+    Release, Released, RenewBatch, RenewCall, Renewal, Target,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -314,7 +314,7 @@ impl<'a> Trial<'a> {
                     Renewal::new(self.target(*who, *side), self.holder(*who))
                 };
                 let batch = RenewBatch::new(whom.iter().map(renewal).collect(), TTL, TIMEOUT);
-                let renewed = runtime.block_on(async { store.renew(batch).await })?;
+                let renewed = runtime.block_on(RenewCall::join(store.renew(batch)))?;
                 let verdicts = renewed.verdicts.into_iter().collect::<Result<_, _>>()?;
                 Ok(Verdict::Renewed(verdicts))
             }

@@ -4,7 +4,7 @@ use kit::relay::Relay;
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, Mode, Name, Release, Released, RenewBatch,
-    Renewal, Store, Target,
+    RenewCall, Renewal, Store, Target,
 };
 use leasehold::testing::zookeeper_store;
 use leasehold::{ErrorKind, Result};
@@ -60,7 +60,7 @@ impl Party {
 
     async fn is_there(&self) -> bool {
         let items = vec![Renewal::new(self.target(Mode::Read), self.holder)];
-        let renewed = self.store.renew(RenewBatch::new(items, LEASE, LONG)).await;
+        let renewed = RenewCall::join(self.store.renew(RenewBatch::new(items, LEASE, LONG))).await;
         matches!(renewed.expect("an answer").verdicts[..], [Ok(None)])
     }
 }
@@ -247,7 +247,8 @@ async fn renewal_beside_a_change_of_the_mode_reports_no_loss() {
         async move {
             for _ in 0..1000 {
                 let items = vec![Renewal::new(party.target(Mode::Read), party.holder)];
-                let renewed = party.store.renew(RenewBatch::new(items, LEASE, LONG)).await;
+                let renewed =
+                    RenewCall::join(party.store.renew(RenewBatch::new(items, LEASE, LONG))).await;
                 let verdicts = renewed.expect("an answer").verdicts;
                 assert!(!matches!(verdicts[..], [Ok(Some(_))]), "{verdicts:?}");
             }

@@ -9,7 +9,7 @@ use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, HolderInfo, Inspect, Name,
-    Release, Released, RenewBatch, Renewal, Renewed, Store, Target, Wait, Wakeups,
+    Release, Released, RenewBatch, RenewCall, Renewal, Renewed, Store, Target, Wait, Wakeups,
 };
 use leasehold::testing::zookeeper_store;
 use leasehold::{ErrorKind, Fate, Result};
@@ -68,7 +68,7 @@ impl Party {
 
     async fn renew(&self, ttl: Duration, limit: Duration) -> Result<Renewed> {
         let items = vec![Renewal::new(job(), self.token)];
-        self.store.renew(RenewBatch::new(items, ttl, limit)).await
+        RenewCall::join(self.store.renew(RenewBatch::new(items, ttl, limit))).await
     }
 
     async fn subscribe(&self) -> Wakeups {
@@ -755,7 +755,9 @@ async fn many_lost_holds_do_not_delay_the_verdicts_of_others() {
     // One after the other, their answers would take 8 s.
     pipe.set(Pace { latency: SESSION / 200, ..Pace::default() });
     let renewed =
-        party.store.renew(RenewBatch::new(items, LEASE, SESSION * 5 / 8)).await.expect("in time");
+        RenewCall::join(party.store.renew(RenewBatch::new(items, LEASE, SESSION * 5 / 8)))
+            .await
+            .expect("in time");
     assert_eq!(renewed.verdicts.len(), count);
     assert!(matches!(renewed.verdicts[0], Ok(None)), "{:?}", renewed.verdicts[0]);
     let gone = |verdict: &Result<_>| matches!(verdict, Ok(Some(Absence::Gone)));

@@ -18,9 +18,6 @@ pub(crate) struct Timed {
 impl Core {
     /// Returns the part of the store that keeps a name. It is only a hint, so a panic here counts as part 0.
     pub(in crate::engine) fn shard(&self, name: &Name) -> usize {
-        if !self.can.sharded {
-            return 0;
-        }
         catch_unwind(AssertUnwindSafe(|| self.store.shard(name))).unwrap_or_default()
     }
 

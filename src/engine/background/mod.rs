@@ -7,16 +7,18 @@ mod jobs;
 mod presence;
 
 use super::machine::schedule::{Batch, Call, Renewing};
-use super::shared::calls::{caught, caught_call};
+use super::shared::calls::{caught, panicked};
 use super::shared::core::{Core, WorkQueues};
 use super::shared::hold::Hold;
 use super::shared::job::Job;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Event, EventKind, Operation};
-use crate::store::{self, Hint, RenewBatch, Renewal, Renewed, Signal};
+use crate::store::{
+    self, Hint, RenewBatch, RenewCall, Renewal, Renewed, Signal, StoreFuture, failed,
+};
 use jobs::Work;
-use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -82,40 +84,14 @@ fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
 
 fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: Call) {
     let core = Arc::clone(core);
-    if core.can.sharded {
-        tasks.spawn(async move { renew_apart(&core, call).await });
-    } else {
-        tasks.spawn(async move { renew(&core, call).await });
-    }
+    tasks.spawn(async move { renew(&core, call).await });
 }
 
-/// Renews a batch by one call for each part of the store.
-async fn renew_apart(core: &Arc<Core>, call: Call) {
-    let mut shards: HashMap<usize, Batch> = HashMap::new();
-    for renewing in call.batch.iter() {
-        let shard = core.shard(&renewing.hold.name);
-        shards.entry(shard).or_default().push(renewing.clone());
-    }
-    let mut calls = JoinSet::new();
-    for all in shards.into_values() {
-        let mut all = all.into_iter();
-        while all.len() > 0 {
-            let batch = all.by_ref().take(core.can.renewal_batch).collect();
-            let (core, call) =
-                (Arc::clone(core), Call::new(&core.schedule, batch, call.attempt_deadline));
-            calls.spawn(async move { renew(&core, call).await });
-        }
-    }
-    core.schedule.remove(call.key);
-    while calls.join_next().await.is_some() {}
-}
-
-/// Sends one call of renewals. Without an answer the call stays in the schedule, where the watchdog
-/// finds it.
+/// Renews a batch, by as many calls as the store makes of it. Each is answered by itself. Without an answer a call stays in
+/// the schedule, where the watchdog finds it.
 async fn renew(core: &Arc<Core>, call: Call) {
-    let Call { batch, until, key, .. } = call;
     let now = core.now();
-    let limit = until.saturating_duration_since(now);
+    let limit = call.until.saturating_duration_since(now);
     if limit.is_zero() {
         // The thread has stalled since the call was due: nothing is sent after `C`.
         return;
@@ -126,13 +102,62 @@ async fn renew(core: &Arc<Core>, call: Call) {
             .with_ttl(own_ttl(core, &renewing.hold))
     };
     let retention = core.settings.fencing.and_then(|fencing| fencing.retention);
-    let mut request = caught_call(|| {
-        let items = batch.iter().map(request).collect();
+    let asked = catch_unwind(AssertUnwindSafe(|| {
+        let items = call.batch.iter().map(request).collect();
         let requests = RenewBatch::new(items, core.timing.ttl, limit);
         core.store.renew(requests.with_fence_retention(retention))
-    });
+    }));
+    let mut calls = match asked {
+        Ok(calls) => calls,
+        Err(_) => vec![RenewCall::new((0..call.batch.len()).collect(), failed(panicked()))],
+    };
+    let is_whole =
+        matches!(&calls[..], [only] if only.items.iter().copied().eq(0..call.batch.len()));
+    if is_whole && let Some(only) = calls.pop() {
+        return answered(core, call, only.verdicts, now).await;
+    }
+    let mut parts = JoinSet::new();
+    for (part, verdicts) in divided(core, &call, calls) {
+        let core = Arc::clone(core);
+        parts.spawn(async move { answered(&core, part, verdicts, now).await });
+    }
+    core.schedule.remove(call.key);
+    while parts.join_next().await.is_some() {}
+}
+
+/// Enters the calls that a store has made of a batch into the schedule. What it has left out, or has twice, fails.
+fn divided(core: &Core, call: &Call, calls: Vec<RenewCall>) -> Vec<(Call, StoreFuture<Renewed>)> {
+    let mut rest: Vec<_> = call.batch.iter().map(Some).collect();
+    let mut take = |at: usize| rest.get_mut(at).and_then(Option::take).cloned();
+    let mut parts = Vec::with_capacity(calls.len());
+    let mut wrong = Batch::new();
+    for RenewCall { items, verdicts, .. } in calls {
+        let count = items.len();
+        let batch: Batch = items.into_iter().filter_map(&mut take).collect();
+        if batch.len() == count {
+            parts.push((batch, verdicts));
+        } else {
+            wrong.extend(batch);
+        }
+    }
+    wrong.extend(rest.into_iter().flatten().cloned());
+    if !wrong.is_empty() {
+        parts.push((wrong, failed(wrong_number())));
+    }
+    let enter = |batch| Call::new(&core.schedule, batch, call.attempt_deadline);
+    parts.into_iter().map(|(batch, verdicts)| (enter(batch), verdicts)).collect()
+}
+
+/// Waits for the answer to one call of renewals that was sent at `now`, and applies its verdicts.
+async fn answered(
+    core: &Arc<Core>,
+    Call { batch, until, key, .. }: Call,
+    mut verdicts: StoreFuture<Renewed>,
+    now: Instant,
+) {
     // A store that keeps its contract answers earlier.
-    let answer = timeout(limit * 2, caught(&mut request));
+    let limit = until.saturating_duration_since(now);
+    let answer = timeout(limit * 2, caught(&mut verdicts));
     let Ok(renewed) = answer.await else {
         return core.count_failure(Operation::Renew, now, batch.len());
     };
@@ -144,10 +169,7 @@ async fn renew(core: &Arc<Core>, call: Call) {
 
     let (sent, verdicts) = match renewed {
         Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),
-        Ok(_) => {
-            let error = Error::protocol("the store answered for a different number of leases");
-            (now, repeat(error, batch.len()))
-        }
+        Ok(_) => (now, repeat(wrong_number(), batch.len())),
         Err(error) => (now, repeat(error, batch.len())),
     };
     let moment = (core.now(), core.jitter());
@@ -160,6 +182,10 @@ async fn renew(core: &Arc<Core>, call: Call) {
     }
     drop(group);
     core.schedule.remove(key);
+}
+
+fn wrong_number() -> Error {
+    Error::protocol("the store answered for a different number of leases")
 }
 
 fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {

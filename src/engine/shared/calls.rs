@@ -269,7 +269,8 @@ fn is_wrong_type<T>(answer: &Result<T>) -> bool {
     answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::WrongType)
 }
 
-fn panicked() -> Error {
+/// The error of a request at which the store panicked.
+pub(in crate::engine) fn panicked() -> Error {
     Error::new(ErrorKind::Unavailable, "the store panicked")
 }
 

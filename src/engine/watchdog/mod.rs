@@ -73,10 +73,10 @@ fn verify_all(core: &Arc<Core>) {
 /// The renewals to send now.
 struct RenewalPlan {
     now: Instant,
-    /// The end of an attempt that is sent now. Holds with less time left go in calls of their own:
-    /// only theirs must be short.
+    /// The end of an attempt that is sent now. Holds with less time left go in calls of their own, each with others that have
+    /// about as little: only theirs must be short.
     attempt_deadline: Instant,
-    /// The number of renewals in one call.
+    /// The number of renewals that one call has room for.
     size: usize,
     renewing: Batch,
     /// Holds whose release is owed to the store.
@@ -130,18 +130,17 @@ impl RenewalPlan {
         for hold in self.flush {
             core.submit(Job::Flush(hold));
         }
+        // The store divides what is due among its calls, but for the time that each has.
         let mut calls: Vec<Call> = Vec::new();
-        let short =
-            self.renewing.extract_if(.., |one| one.attempt.believed_until < self.attempt_deadline);
-        let short: Batch = short.collect();
-        for all in [short, self.renewing] {
-            // The worker splits a batch by parts of the store: only the store knows them.
-            let size = if core.can.sharded { all.len() } else { self.size };
-            let mut all = all.into_iter();
-            while all.len() > 0 {
-                let batch = all.by_ref().take(size).collect();
-                calls.push(Call::new(&core.schedule, batch, self.attempt_deadline));
-            }
+        let mut short: Batch = self
+            .renewing
+            .extract_if(.., |one| one.attempt.believed_until < self.attempt_deadline)
+            .collect();
+        short.sort_by_key(|one| one.attempt.believed_until);
+        let call = |batch| Call::new(&core.schedule, batch, self.attempt_deadline);
+        calls.extend(short.chunks(self.size.max(1)).map(|batch| call(batch.to_vec())));
+        if !self.renewing.is_empty() {
+            calls.push(call(std::mem::take(&mut self.renewing)));
         }
         if !calls.is_empty() {
             core.send(calls);

@@ -42,10 +42,9 @@ pub struct Capabilities {
     /// or not. Then the first in line behind a hold of its own process subscribes too, and the hold is renewed at once
     /// when it was forced open elsewhere. Without that it is noticed by the next renewal that is due.
     pub announces: bool,
-    /// How many renewals one [`Store::renew`](crate::store::Store::renew) takes at most.
+    /// How many items one [call](crate::store::RenewCall) of a renewal has room for. The engine fills a call up with leases that
+    /// are due soon.
     pub renewal_batch: usize,
-    /// [`Store::shard`](crate::store::Store::shard) has more than one answer.
-    pub sharded: bool,
     /// An acquire can [take a name](crate::store::Acquire::steal) from its holder.
     pub steals: bool,
     /// How the waiters of several managers are ordered, for [`fair_lock`](crate::LeaseManager::fair_lock).
@@ -100,7 +99,6 @@ impl Default for Capabilities {
             wakeups: true,
             announces: true,
             renewal_batch: 100,
-            sharded: false,
             steals: false,
             line: Line::Unordered,
             keeps: false,
@@ -184,12 +182,6 @@ impl Capabilities {
     #[must_use]
     pub fn with_renewal_batch(self, renewal_batch: usize) -> Self {
         Self { renewal_batch, ..self }
-    }
-
-    /// Sets [`sharded`](Self::sharded).
-    #[must_use]
-    pub fn with_sharded(self, sharded: bool) -> Self {
-        Self { sharded, ..self }
     }
 
     /// Sets the [`line`](Self::line).

@@ -259,7 +259,7 @@ impl Release {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RenewBatch {
-    /// The holds, [`renewal_batch`](crate::store::Capabilities::renewal_batch) at most.
+    /// The holds, as many as are due. The store divides them among its [calls](crate::store::RenewCall).
     pub items: Vec<Renewal>,
     /// The time to live to set for each of them.
     pub ttl: Duration,

@@ -4,8 +4,13 @@ use super::keep::{Closed, Mark};
 use super::metadata::{BEGINNING, Metadata, Owner};
 use super::mode::Mode;
 use super::note::Note;
+use super::request::{RenewBatch, Renewal};
 use crate::clock::Instant;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::store::StoreFuture;
+use crate::util::join::{Call, all};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 /// The store's verdict on an [`Acquire`](crate::store::Acquire).
@@ -105,21 +110,121 @@ impl Released {
     }
 }
 
-/// The store's verdicts on a [`RenewBatch`](crate::store::RenewBatch).
+/// The store's verdicts on the items of a [`RenewCall`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renewed {
-    /// When the batch left.
+    /// When the call left.
     pub sent: Instant,
     /// One for each item, in their order: `Ok(None)` renewed, `Ok(Some(_))` not there any more.
     pub verdicts: Vec<Result<Option<Absence>>>,
 }
 
 impl Renewed {
-    /// Creates the verdicts on a batch that left at `sent`.
+    /// Creates the verdicts on a call that left at `sent`.
     #[must_use]
     pub fn new(sent: Instant, verdicts: Vec<Result<Option<Absence>>>) -> Self {
         Self { sent, verdicts }
+    }
+}
+
+/// One call of a renewal. It renews some items of a [`RenewBatch`], and is answered, or fails, by itself.
+///
+/// ```
+/// use leasehold::store::{MemoryStore, RenewBatch, RenewCall, Store};
+/// use std::time::Duration;
+///
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// let ttl = Duration::from_secs(30);
+/// let calls = MemoryStore::new().renew(RenewBatch::new(Vec::new(), ttl, ttl));
+/// assert!(RenewCall::join(calls).await?.verdicts.is_empty());
+/// # Ok::<(), leasehold::Error>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[non_exhaustive]
+pub struct RenewCall {
+    /// The positions of its items in the batch.
+    pub items: Vec<usize>,
+    /// Its verdicts, one for each of its items, in their order. It does nothing until it is polled.
+    pub verdicts: StoreFuture<Renewed>,
+}
+
+impl RenewCall {
+    /// Creates a call for the items at these positions.
+    #[must_use]
+    pub fn new(items: Vec<usize>, verdicts: StoreFuture<Renewed>) -> Self {
+        Self { items, verdicts }
+    }
+
+    /// Divides a batch among calls: one for each part of the store, with `size` items at most. `renew` makes the call of a
+    /// smaller batch.
+    #[must_use]
+    pub fn divide(
+        mut batch: RenewBatch,
+        size: usize,
+        part: impl Fn(&Renewal) -> usize,
+        mut renew: impl FnMut(RenewBatch) -> StoreFuture<Renewed>,
+    ) -> Vec<Self> {
+        let mut parts: BTreeMap<usize, (Vec<usize>, Vec<Renewal>)> = BTreeMap::new();
+        for (at, item) in std::mem::take(&mut batch.items).into_iter().enumerate() {
+            let (positions, items) = parts.entry(part(&item)).or_default();
+            positions.push(at);
+            items.push(item);
+        }
+        let mut calls = Vec::new();
+        for (positions, items) in parts.into_values() {
+            let mut items = items.into_iter();
+            for positions in positions.chunks(size.max(1)) {
+                let items = items.by_ref().take(positions.len()).collect();
+                calls.push(Self::new(
+                    positions.to_vec(),
+                    renew(RenewBatch { items, ..batch.clone() }),
+                ));
+            }
+        }
+        calls
+    }
+
+    /// Makes one answer of all calls of a batch, which waits for the last of them. The items of a call that fails have its
+    /// error. If all calls fail, so does the whole.
+    #[must_use]
+    pub fn join(calls: Vec<Self>) -> StoreFuture<Renewed> {
+        Box::pin(async move {
+            let (mut positions, mut answers): (Vec<Vec<usize>>, Vec<Call<'_, _>>) =
+                Default::default();
+            for Self { items, verdicts } in calls {
+                positions.push(items);
+                answers.push(verdicts);
+            }
+            let answers = all(answers).await;
+            let Some(sent) = answers.iter().flatten().map(|renewed| renewed.sent).min() else {
+                // Without an item there is no call.
+                let nothing = || Ok(Renewed::new(Instant::ZERO, Vec::new()));
+                return answers.into_iter().next().unwrap_or_else(nothing);
+            };
+            let count = positions.iter().flatten().max().map_or(0, |last| last + 1);
+            let missing =
+                || Err(Error::protocol("the store answered for a different number of leases"));
+            let mut verdicts: Vec<_> = (0..count).map(|_| missing()).collect();
+            for (positions, answer) in positions.into_iter().zip(answers) {
+                let answer = match answer {
+                    Ok(renewed) if renewed.verdicts.len() == positions.len() => renewed.verdicts,
+                    Ok(_) => continue,
+                    Err(error) => vec![Err(error); positions.len()],
+                };
+                for (at, verdict) in positions.into_iter().zip(answer) {
+                    verdicts[at] = verdict;
+                }
+            }
+            Ok(Renewed::new(sent, verdicts))
+        })
+    }
+}
+
+impl fmt::Debug for RenewCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RenewCall").field("items", &self.items).finish_non_exhaustive()
     }
 }
 

@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, Ends, ForceRelease,
     HolderInfo, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, Renewed, Resize, SetVerdicts, Store, StoreFuture, Topic, Uptime, Wait, Wakeups,
-    Want,
+    RenewBatch, RenewCall, Renewed, Resize, SetVerdicts, Store, StoreFuture, Topic, Uptime, Wait,
+    Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -34,10 +34,6 @@ impl Store for MemoryStore {
             .with_mode(Mode::Permits { size: 1, take: 1 })
     }
 
-    fn shard(&self, _: &Name) -> usize {
-        0
-    }
-
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.at_once(|state, now| match &request.steal {
             Some(steal) => state.steal(&request, steal, now),
@@ -60,8 +56,12 @@ impl Store for MemoryStore {
         })
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        self.at_once(|state, now| Ok(state.renew(&batch, now)))
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
+        let renew = |batch: RenewBatch| -> StoreFuture<Renewed> {
+            let store = self.clone();
+            Box::pin(async move { store.at_once(|state, now| Ok(state.renew(&batch, now))).await })
+        };
+        RenewCall::divide(batch, usize::MAX, |_| 0, renew)
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {

@@ -10,8 +10,8 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::preflight::Unfit;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
-    Store, StoreFuture, Uptime, Wait, Wakeups, Want, failed,
+    Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Resize, SetVerdicts,
+    Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, failed,
 };
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -301,8 +301,8 @@ impl Store for PendingNode {
         self.store.get().map_or(self.capabilities, |store| store.capabilities())
     }
 
-    fn shard(&self, _: &Name) -> usize {
-        0
+    fn shard(&self, name: &Name) -> usize {
+        self.store.get().map_or(0, |store| store.shard(name))
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
@@ -321,8 +321,11 @@ impl Store for PendingNode {
         forward(self, |store| store.release(request))
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        forward(self, |store| store.renew(batch))
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
+        match self.get() {
+            Ok(store) => store.renew(batch),
+            Err(error) => RenewCall::divide(batch, usize::MAX, |_| 0, |_| failed(error.clone())),
+        }
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {

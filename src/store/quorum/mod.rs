@@ -19,8 +19,8 @@ pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
-    Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed, Resize,
-    SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, steal_by_force,
+    Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed,
+    Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, steal_by_force,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -238,11 +238,6 @@ impl Store for Quorum {
             .with_renewal_batch(all().map(|node| node.renewal_batch).min().unwrap_or(1))
     }
 
-    /// Returns 0: every name is at every node.
-    fn shard(&self, _: &Name) -> usize {
-        0
-    }
-
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         let inner = Arc::clone(&self.inner);
         match request.split_steal() {
@@ -278,8 +273,16 @@ impl Store for Quorum {
         }
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        Box::pin(Arc::clone(&self.inner).renew(batch))
+    fn shard(&self, _: &Name) -> usize {
+        // Every name is at every node.
+        0
+    }
+
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
+        let size = self.capabilities().renewal_batch;
+        let renew =
+            |batch| -> StoreFuture<Renewed> { Box::pin(Arc::clone(&self.inner).renew(batch)) };
+        RenewCall::divide(batch, size, |_| 0, renew)
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {

@@ -20,8 +20,8 @@ use super::contract::mode::Kind;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
     Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
-    failed,
+    RenewCall, Renewal, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime,
+    Wait, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -265,7 +265,6 @@ impl Store for RedisStore {
         Capabilities::default()
             .with_longest_fence_block(LONGEST_FENCE_BLOCK)
             .with_renewal_batch(BATCH_SIZE)
-            .with_sharded(self.renewals.is_cluster())
             .with_steals(true)
             .with_line(Line::Places)
             .with_keeps(true)
@@ -315,11 +314,15 @@ impl Store for RedisStore {
         }
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+    /// Returns a call for each hundred items of a server.
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         let (connection, clock, keys) =
             (self.renewals.clone(), self.clock.clone(), self.keys.clone());
         let caller = Caller { connection, clock, keys, scripts: self.scripts };
-        Box::pin(send::renew::renew(caller, batch))
+        let shard = |item: &Renewal| self.shard(&item.target.name);
+        let renew =
+            |batch| -> StoreFuture<Renewed> { Box::pin(send::renew::renew(caller.clone(), batch)) };
+        RenewCall::divide(batch, BATCH_SIZE, shard, renew)
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {

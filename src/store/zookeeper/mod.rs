@@ -16,8 +16,8 @@ pub(crate) use session::address::Address;
 use super::connect::options::in_task;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
-    Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch, Renewed,
-    Resize, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
+    Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall,
+    Renewed, Resize, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -209,11 +209,6 @@ impl Store for ZooKeeperStore {
             .with_mode(Mode::Permits { size: 1, take: 1 })
     }
 
-    /// Returns 0: every name is on every member.
-    fn shard(&self, _: &Name) -> usize {
-        0
-    }
-
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         let (request, steal) = request.split_steal();
         self.run(|recipe| async move {
@@ -238,8 +233,11 @@ impl Store for ZooKeeperStore {
         }
     }
 
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        self.run(|recipe| async move { recipe.renew(batch).await })
+    fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
+        let renew = |batch: RenewBatch| -> StoreFuture<Renewed> {
+            self.run(|recipe| async move { recipe.renew(batch).await })
+        };
+        RenewCall::divide(batch, BATCH_SIZE, |_| 0, renew)
     }
 
     /// The nodes of the holders have the size in their names.

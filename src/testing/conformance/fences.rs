@@ -47,7 +47,7 @@ pub async fn memory_of_the_last_fence_is_renewed(harness: &dyn Harness) {
     let first = granted(party.acquire().await).fence;
     let items = vec![party.renewal().with_keep_fence(true)];
     let batch = RenewBatch::new(items, party.ttl, PATIENCE).with_fence_retention(Some(LONG));
-    assert_eq!(renewed(party.store.renew(batch).await), None);
+    assert_eq!(renewed(party.renew_batch(batch).await), None);
     harness.elapse(harness.ttl() + harness.slack()).await;
     assert_eq!(released(party.release(0).await), None);
     let second = granted(party.again().acquire().await).fence;

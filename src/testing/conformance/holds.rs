@@ -185,7 +185,7 @@ pub async fn batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harness)
         party.ttl = ttl;
         let since = party.now();
         let batch = RenewBatch::new(items.clone(), ttl, PATIENCE).with_fence_retention(Some(LONG));
-        let renewed = party.store.renew(batch).await.expect("the store answers the batch");
+        let renewed = party.renew_batch(batch).await.expect("the store answers the batch");
         assert!(renewed.verdicts.iter().all(|verdict| matches!(verdict, Ok(None))), "{renewed:?}");
         for i in 0..size {
             party.name = name(i);

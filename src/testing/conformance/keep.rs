@@ -143,7 +143,7 @@ pub async fn renewal_sets_a_time_to_live_of_its_own(harness: &dyn Harness) {
     let own = |other: &Party<'_>| Some(LONG).filter(|_| other.name.as_str().contains("long"));
     let item = |other| Party::renewal(other).with_ttl(own(other));
     let batch = RenewBatch::new(others.iter().map(item).collect(), party.ttl, PATIENCE);
-    let verdicts = party.store.renew(batch).await.expect("an answer").verdicts;
+    let verdicts = party.renew_batch(batch).await.expect("an answer").verdicts;
     assert!(verdicts.iter().all(|verdict| matches!(verdict, Ok(None))), "{verdicts:?}");
     party.outlast().await;
     for other in &others {

@@ -3,7 +3,7 @@
 use super::party::*;
 use crate::error::{ErrorKind, Fate, Result};
 use crate::store::{
-    ForceRelease, Inspect, Mode, Release, RenewBatch, Renewal, Store, Target, Wait,
+    ForceRelease, Inspect, Mode, Release, RenewBatch, RenewCall, Renewal, Store, Target, Wait,
 };
 use crate::testing::Harness;
 
@@ -39,7 +39,10 @@ pub async fn mode_that_is_not_supported_is_refused(harness: &dyn Harness) {
                 let release = Release::new(target(), party.holder, count, PATIENCE);
                 unsupported(mode, store.release(release).await);
                 let items = vec![Renewal::new(target(), party.holder)];
-                unsupported(mode, store.renew(RenewBatch::new(items, LONG, PATIENCE)).await);
+                unsupported(
+                    mode,
+                    RenewCall::join(store.renew(RenewBatch::new(items, LONG, PATIENCE))).await,
+                );
             }
             unsupported(mode, store.inspect(Inspect::new(target(), PATIENCE)).await);
             unsupported(mode, store.force_release(ForceRelease::new(target(), PATIENCE)).await);
@@ -62,7 +65,10 @@ pub async fn batch_with_a_mode_that_is_not_supported_is_refused(harness: &dyn Ha
     for mode in modes {
         let other = Renewal::new(Target::new(unique("mode-item"), mode), party.holder);
         for items in [vec![party.renewal(), other.clone()], vec![other, party.renewal()]] {
-            unsupported(mode, store.renew(RenewBatch::new(items, LONG * 10, PATIENCE)).await);
+            unsupported(
+                mode,
+                RenewCall::join(store.renew(RenewBatch::new(items, LONG * 10, PATIENCE))).await,
+            );
         }
     }
     let left = party.holding().await.and_then(|holding| holding.remaining);

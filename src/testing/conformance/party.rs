@@ -4,7 +4,7 @@ use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::{
     Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, HolderInfo, Inspect, Inspection,
-    Mode, Name, Release, Released, RenewBatch, Renewal, Renewed, Store, Target,
+    Mode, Name, Release, Released, RenewBatch, RenewCall, Renewal, Renewed, Store, Target,
 };
 use crate::testing::Harness;
 use std::sync::Arc;
@@ -128,7 +128,17 @@ impl<'a> Party<'a> {
     }
 
     pub(super) async fn renew_all(&self, items: Vec<Renewal>) -> Result<Renewed> {
-        self.store.renew(RenewBatch::new(items, self.ttl, PATIENCE)).await
+        self.renew_batch(RenewBatch::new(items, self.ttl, PATIENCE)).await
+    }
+
+    /// Renews all items of a batch, each by one of the calls that the store makes of it.
+    pub(super) async fn renew_batch(&self, batch: RenewBatch) -> Result<Renewed> {
+        let count = batch.items.len();
+        let calls = self.store.renew(batch);
+        let mut items: Vec<usize> = calls.iter().flat_map(|call| call.items.clone()).collect();
+        items.sort_unstable();
+        assert!(items.into_iter().eq(0..count), "each item is in one call: {calls:?}");
+        RenewCall::join(calls).await
     }
 
     pub(super) async fn look(&self) -> Result<Option<HolderInfo>> {

@@ -18,8 +18,8 @@ use super::tally::Answers;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, HolderId, Mode, Release, Released, RenewBatch, Renewed, Store,
-    Uptime,
+    Absence, Acquire, Acquired, HolderId, Mode, Release, Released, RenewBatch, RenewCall, Renewed,
+    Store, Uptime,
 };
 use crate::util::sync::Mutex;
 use admission::{Load, Permit, refused};
@@ -250,7 +250,7 @@ impl Node {
             // A node that lacks the change to a writer keeps the reader, until it is set right. It does not count.
             item.target.mode = either(item.target.mode);
         }
-        let (verdict, late) = bounded(limit, self.store.renew(asked)).await;
+        let (verdict, late) = bounded(limit, RenewCall::join(self.store.renew(asked))).await;
         if let Ok(Renewed { verdicts, .. }) = &verdict {
             verdicts.iter().for_each(|verdict| self.load.answered(verdict));
         }

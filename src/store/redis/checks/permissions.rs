@@ -5,7 +5,8 @@ use crate::store::redis::RedisStore;
 use crate::store::redis::scripts::lock::{Batch, Request};
 use crate::store::redis::scripts::{BY_TEXT, reply};
 use crate::store::{
-    Acquire, Fencing, ForceRelease, HolderId, Name, Release, RenewBatch, Renewal, Store, Target,
+    Acquire, Fencing, ForceRelease, HolderId, Name, Release, RenewBatch, RenewCall, Renewal, Store,
+    Target,
 };
 use crate::util::trace;
 use std::time::Duration;
@@ -75,7 +76,8 @@ impl RedisStore {
         let alone = self.acquire(acquire).await;
         let by_text = self.run_on(&BY_TEXT, &name, timeout).await;
         let renewal = Renewal::new(target.clone(), holder);
-        let renewed = self.renew(RenewBatch::new(vec![renewal], ttl, timeout)).await;
+        let renewed =
+            RenewCall::join(self.renew(RenewBatch::new(vec![renewal], ttl, timeout))).await;
         let release = Release::new(target.clone(), holder, 0, timeout);
         let released = self.release(release).await;
         let forced = self.force_release(ForceRelease::new(target, timeout)).await;

@@ -144,9 +144,10 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// # Dropped futures
 ///
 /// The methods have two forms, each with one allocation. [`acquire`](Store::acquire),
-/// [`acquire_all`](Store::acquire_all), [`release`](Store::release) and each call of [`renew`](Store::renew) return a [`StoreFuture`], which the engine can move to another task: it awaits the verdict of
-/// an abandoned acquire there, and releases a grant without a waiter. No task takes over the other calls, so they are
-/// `async fn`s, which borrow the store and spare it a copy of its parts.
+/// [`acquire_all`](Store::acquire_all), [`release`](Store::release) and each call of [`renew`](Store::renew) return a
+/// [`StoreFuture`], which the engine can move to another task: it awaits the verdict of an abandoned acquire there, and
+/// releases a grant without a waiter. No task takes over the other calls, so they are `async fn`s, which borrow the store
+/// and spare it a copy of its parts.
 ///
 /// Any of these futures may be dropped at any time. Then the outcome is unknown.
 ///
@@ -192,9 +193,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// between. A store that cannot steal at all, and any other mode, is [`Unsupported`](crate::ErrorKind::Unsupported).
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
 
-    /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests have no
-    /// place, and steal from nobody. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict for
-    /// each, in their order.
+    /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests have no place, and steal
+    /// from nobody. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict
+    /// for each, in their order.
     ///
     /// If a name has another holder or cannot be granted, it gets that verdict, and no name is taken: those that were free,
     /// and those that the holder had already and keeps, get `None`. Otherwise all are granted, as by

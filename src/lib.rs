@@ -142,9 +142,9 @@
 //! - [`LeaseManager`] is the connection to a store and the source of locks. Clones share its
 //!   connections and its watchdog.
 //! - [`Builder`] has its settings.
-//! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names.
-//! - [`FairLock`] is a handle on one name that serves the waiters of all processes in the order of arrival; [`Waiting`] is
-//!   a manager that waits.
+//! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names. A
+//!   [fair](LeaseManager::fair_lock) `Lock` serves the waiters of all processes in the order of arrival; [`Waiting`] is a
+//!   manager that waits.
 //! - [`MultiLock`] is a handle on several names: it locks all of them or none. [`MultiLease`] is its guard.
 //! - [`RwLock`] is a handle on a read-write lock; [`ReadLease`] and [`WriteLease`] are its guards, [`Upgraded`] the
 //!   outcome of an upgrade.
@@ -208,7 +208,6 @@ mod util;
 
 pub use error::{Error, ErrorKind, Fate, Loss, Result};
 pub use locks::election::{Candidate, Election, Leader, Leadership, View};
-pub use locks::fair_lock::FairLock;
 pub use locks::guard;
 pub use locks::lease::{Lease, LeaseState};
 pub use locks::lock::{Holder, Lock};

@@ -7,8 +7,8 @@ use crate::store::Name;
 use crate::util::runtime;
 use std::sync::Arc;
 
-/// An exclusive lock, as one flow of control sees it. [`Lock`](crate::Lock) and [`FairLock`](crate::FairLock) have one, and
-/// a [`Holder`](crate::Holder) one for each name.
+/// An exclusive lock, as one flow of control sees it. A [`Lock`](crate::Lock) has one, and a
+/// [`Holder`](crate::Holder) one for each name.
 pub(crate) struct Handle {
     pub(crate) engine: Arc<Engine>,
     /// The first attempt to lock reports an invalid name.

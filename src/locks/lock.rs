@@ -51,9 +51,9 @@ use std::time::Duration;
 /// # Fairness
 ///
 /// Handles of one manager wait in the order of arrival. Between managers there is no order, except on ZooKeeper and
-/// with a [`FairLock`](crate::FairLock). But a manager hands the lock off among its own waiters only for a [limited
-/// time](crate::Builder::max_local_handoffs). Then it lets waiters of other managers go first; see
-/// [fairness](crate::guide::settings#fairness).
+/// between handles that [`fair_lock`](crate::LeaseManager::fair_lock) creates. But a manager hands the lock off among its
+/// own waiters only for a [limited time](crate::Builder::max_local_handoffs). Then it lets waiters of other managers go
+/// first; see [fairness](crate::guide::settings#fairness).
 #[must_use = "a lock acquires nothing until `lock`, `try_lock`, `lock_timeout` or `with` is called"]
 #[doc(alias = "mutex")]
 #[doc(alias = "RLock")]
@@ -94,6 +94,11 @@ impl Lock {
         Self { handle: Handle::new(engine, Name::new(name)), options: Options::default() }
     }
 
+    /// Creates a handle that takes part in the order of the waiters of all processes.
+    pub(crate) fn fair(engine: Arc<Engine>, name: &str) -> Self {
+        Self { options: Options::fair(), ..Self::new(engine, name) }
+    }
+
     /// Returns the name; empty if the one that was given is invalid.
     pub fn name(&self) -> &str {
         self.handle.name()
@@ -110,6 +115,8 @@ impl Lock {
     /// - [`Lost`](ErrorKind::Lost): an older lease of this handle is still alive, and its hold was lost; drop that lease
     ///   first.
     /// - [`Unavailable`](ErrorKind::Unavailable): the store did not answer for one [TTL](crate::Builder::ttl).
+    /// - [`Unsupported`](ErrorKind::Unsupported): the store has no order for a [fair](crate::LeaseManager::fair_lock)
+    ///   handle, or cannot have an option of this one. Nothing is sent.
     /// - [`Denied`](ErrorKind::Denied), [`Rejected`](ErrorKind::Rejected), [`WrongType`](ErrorKind::WrongType),
     ///   [`Invalid`](ErrorKind::Invalid), [`Protocol`](ErrorKind::Protocol), [`Closed`](ErrorKind::Closed): returned at once,
     ///   without a retry.
@@ -152,6 +159,9 @@ impl Lock {
     /// most: the silence may come from a stall of this process, and says nothing about the name. Just after this
     /// manager has released a name for which waiters of other managers listen, the attempt begins up to 2 ms later, so
     /// that they go first.
+    ///
+    /// A [fair](crate::LeaseManager::fair_lock) handle never overtakes a fair waiter of another manager either: it returns
+    /// `None` while one waits, and takes no place in the order itself.
     ///
     /// # Errors
     ///

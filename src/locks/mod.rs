@@ -2,7 +2,6 @@
 //! stores, no store and no manager.
 
 pub(crate) mod election;
-pub(crate) mod fair_lock;
 pub mod guard;
 mod handle;
 pub(crate) mod lease;

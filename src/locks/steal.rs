@@ -15,7 +15,7 @@ impl Lock {
     /// Use it if the holder hangs and cannot be stopped. `why` is the reason, for operators and for the old holder,
     /// which can [read it](Lease::note). It is as public as the name.
     ///
-    /// Overtakes all waiters. It asks for the holder, takes the name from it, and acquires it if it became free: at most
+    /// Overtakes all waiters, also those of a [fair](crate::LeaseManager::fair_lock) handle. It asks for the holder, takes the name from it, and acquires it if it became free: at most
     /// three requests, and four [attempts](crate::guide::settings#what-follows-from-the-ttl) in all. It takes the name
     /// only from the holder that it finds, and returns `None` if the name went to another holder in the meantime. On
     /// Redis and in memory the name goes from one holder to the other in one step. On a quorum and on ZooKeeper it is
@@ -113,10 +113,10 @@ impl Lock {
         why: impl AsRef<str>,
     ) -> Result<Option<Lease>> {
         runtime::need();
-        let Handle { engine, name, current } = &self.handle;
+        let Self { handle: Handle { engine, name, current }, options } = &*self;
         let name = name.as_ref().map_err(Error::clone)?;
         let reason = Reason::new(&engine.core.author(), why.as_ref())?;
-        let holder = engine::want(&engine.core, name, current, &reason).await?;
+        let holder = engine::want(&engine.core, name, options, current, &reason).await?;
         let limit = WaitLimit::For(patience);
         let wanted = Wanted::from(Mode::Exclusive).with(&self.options);
         let polite = self.handle.acquire(wanted, limit).await?;

@@ -12,7 +12,6 @@ pub use operations::Holding;
 use crate::engine::{Closed, Engine};
 use crate::error::Result;
 use crate::locks::election::Election;
-use crate::locks::fair_lock::FairLock;
 use crate::locks::lock::{Holder, Lock};
 use crate::locks::multi_lock::MultiLock;
 use crate::locks::once::Job;
@@ -92,14 +91,54 @@ impl LeaseManager {
     /// Creates a fair handle on `name` for one flow of control, without I/O: waiters are served in the order of
     /// arrival, across all processes.
     ///
-    /// It is the lock that [`lock`](LeaseManager::lock) creates, with an order, and takes the same names. The first
-    /// attempt to lock it returns an error if the name is invalid, or if the store keeps no order.
+    /// It is the lock that [`lock`](LeaseManager::lock) creates, with an order, and takes the same names. Both exclude each
+    /// other, and Redisson's `RLock`. The first attempt to lock it returns an error if the name is invalid, or if the store
+    /// keeps no order.
+    ///
+    /// # The order
+    ///
+    /// - The lock goes to the fair handle that has waited longest, whichever process it is in. Each waiter reports to the
+    ///   store for how long it has waited, so no wall clock of a client counts. Two waiters that arrive within the time of
+    ///   one request can be served in either order.
+    /// - A process whose waiters stall or die delays the others by three [poll intervals](Builder::max_poll_interval) at
+    ///   most, or two [attempts](crate::guide::settings#what-follows-from-the-ttl) if that is longer: 6 s by default. A
+    ///   waiter that stalled keeps the time of its arrival.
+    /// - A manager hands the lock off in memory among its own waiters, as that of a plain handle. If no other manager waited
+    ///   at the grant, it does so for 20 ms, and after that for those that waited at the grant. Otherwise it hands the lock
+    ///   off only to waiters that came before the oldest one elsewhere.
+    /// - Handles that are not fair, and Redisson, take the lock whenever it is free. While they do, the wait of a fair
+    ///   handle has no bound. Where the order counts, use fair handles only, above all in one manager: a fair handle that
+    ///   waits behind a plain one of its manager has no place in the order yet.
+    /// - [`try_lock`](Lock::try_lock) has no place either, and overtakes no waiter that has one. [`steal`](Lock::steal)
+    ///   overtakes them all.
+    ///
+    /// Each grant costs a little more than that of a plain handle, and each release wakes all processes that wait. Use
+    /// [`lock`](LeaseManager::lock) where the order does not matter.
+    ///
+    /// # Stores
+    ///
+    /// Memory and Redis, also with Sentinel or Cluster. On ZooKeeper every lock is fair: processes take turns in [the order
+    /// in which each began to wait](crate::guide::zookeeper#the-order-of-waiters), which is not that of all handles. On a
+    /// quorum each call of the handle returns [`Unsupported`](crate::ErrorKind::Unsupported), because its majorities would
+    /// disagree about who is first.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let mut printer = leases.fair_lock("printer");
+    /// let lease = printer.lock().await?;
+    /// // ... print ...
+    /// lease.unlock().await
+    /// # }
+    /// ```
     #[doc(alias = "getFairLock")]
     #[doc(alias = "RFairLock")]
     #[doc(alias = "fifo")]
+    #[doc(alias = "queue lock")]
     #[doc(alias = "ticket lock")]
-    pub fn fair_lock(&self, name: impl AsRef<str>) -> FairLock {
-        FairLock::new(Arc::clone(&self.engine), name.as_ref())
+    pub fn fair_lock(&self, name: impl AsRef<str>) -> Lock {
+        Lock::fair(Arc::clone(&self.engine), name.as_ref())
     }
 
     /// Creates a handle for one flow of control that locks many names, without I/O.

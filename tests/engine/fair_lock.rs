@@ -2,8 +2,8 @@
 
 use super::cancel::{Cut, at_every_await_of};
 use super::*;
+use leasehold::Waiting;
 use leasehold::store::{Capabilities, Line, Quorum, Store};
-use leasehold::{FairLock, Waiting};
 use std::sync::{Arc, Mutex};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -163,7 +163,7 @@ async fn fair_and_plain_handles_exclude_each_other() {
 
 /// A future that was polled until it waits, and is then kept without a poll.
 async fn frozen(leases: &LeaseManager) -> Pin<Box<dyn Future<Output = Result<Lease>> + Send>> {
-    let mut lock: FairLock = leases.fair_lock("n");
+    let mut lock = leases.fair_lock("n");
     let mut waits: Pin<Box<dyn Future<Output = Result<Lease>> + Send>> =
         Box::pin(async move { lock.lock().await });
     for _ in 0..4 {
@@ -417,13 +417,55 @@ async fn store_without_an_order_is_asked_for_nothing() {
     assert_eq!(failed(lock.lock().await), ErrorKind::Unsupported);
     assert_eq!(failed(lock.try_lock().await), ErrorKind::Unsupported);
     assert_eq!(failed(lock.lock_timeout(T).await), ErrorKind::Unsupported);
+    assert_eq!(failed(lock.with(async |_, _| ()).await), ErrorKind::Unsupported);
+    assert_eq!(failed(lock.steal("test").await), ErrorKind::Unsupported);
+    assert_eq!(failed(lock.steal_after(T, "test").await), ErrorKind::Unsupported);
     assert_eq!(failed(leases.line("n").await), ErrorKind::Unsupported);
-    assert_eq!((faults.calls(Call::Acquire), faults.calls(Call::Line)), (0, 0));
+    let calls = [Call::Acquire, Call::Inspect, Call::Want, Call::Line];
+    assert_eq!(calls.map(|call| faults.calls(call)), [0; 4]);
     let nodes = (0..3).map(|_| Arc::new(MemoryStore::new()) as Arc<dyn Store>).collect();
     let leases = LeaseManager::builder().build(Quorum::new(nodes).unwrap()).unwrap();
     let error = leases.fair_lock("n").lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("use `lock`"), "{error}");
+}
+
+/// And its release leaves the order to the store.
+#[tokio::test(start_paused = true)]
+async fn steal_by_a_fair_handle_passes_the_line() {
+    let setup = Setup::new();
+    let other = setup.other();
+    let grants = Grants::default();
+    let holder = setup.held_elsewhere("n").await;
+    let first = grants.wait(&other, "1", MOMENT);
+    settle().await;
+    let second = grants.wait(&setup.leases, "2", MOMENT);
+    settle().await;
+    let mut thief = setup.leases.fair_lock("n").label("import");
+    let lease = thief.steal("test").await.unwrap().expect("none between");
+    assert_eq!(holder.lost().await, Loss::Stolen);
+    assert_eq!(thief.lock().await.unwrap().hold_count(), 2);
+    assert!(grants.so_far().is_empty());
+    lease.unlock().await.unwrap();
+    join([first, second]).await;
+    assert_eq!(grants.so_far(), ["1", "2"]);
+}
+
+/// It waits in the line, and takes the name from its holder when the time has passed.
+#[tokio::test(start_paused = true)]
+async fn steal_after_by_a_fair_handle_waits_in_the_line() {
+    let setup = Setup::new();
+    let other = setup.other();
+    let holder = setup.held_elsewhere("n").await;
+    let mut thief = setup.leases.fair_lock("n");
+    let stealing = tokio::spawn(async move { thief.steal_after(T, "test").await });
+    settle().await;
+    assert_eq!(line(&other).await.len(), 1);
+    let lease = stealing.await.unwrap().unwrap().expect("none between");
+    assert_eq!(holder.lost().await, Loss::Stolen);
+    settle().await;
+    assert!(line(&other).await.is_empty());
+    lease.unlock().await.unwrap();
 }
 
 /// Where the store has a queue of its own, the requests are those of a plain lock.

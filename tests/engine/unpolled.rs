@@ -490,10 +490,12 @@ calls! {
     "Lock::with" => leases, lock = leases.lock("n"), lock.with(async |_, _| ());
     "Lock::steal" => leases, lock = leases.lock("n"), lock.steal("test");
     "Lock::steal_after" => leases, lock = leases.lock("n"), lock.steal_after(T, "test");
-    "FairLock::lock" => leases, lock = leases.fair_lock("n"), lock.lock();
-    "FairLock::try_lock" => leases, lock = leases.fair_lock("n"), lock.try_lock();
-    "FairLock::lock_timeout" => leases, lock = leases.fair_lock("n"), lock.lock_timeout(T);
-    "FairLock::with" => leases, lock = leases.fair_lock("n"), lock.with(async |_, _| ());
+    "Lock::lock, fair" => leases, lock = leases.fair_lock("n"), lock.lock();
+    "Lock::try_lock, fair" => leases, lock = leases.fair_lock("n"), lock.try_lock();
+    "Lock::lock_timeout, fair" => leases, lock = leases.fair_lock("n"), lock.lock_timeout(T);
+    "Lock::with, fair" => leases, lock = leases.fair_lock("n"), lock.with(async |_, _| ());
+    "Lock::steal, fair" => leases, lock = leases.fair_lock("n"), lock.steal("test");
+    "Lock::steal_after, fair" => leases, lock = leases.fair_lock("n"), lock.steal_after(T, "test");
     "Holder::lock" => leases, holder = leases.holder(), holder.lock("n");
     "Holder::try_lock" => leases, holder = leases.holder(), holder.try_lock("n");
     "Holder::lock_timeout" => leases, holder = leases.holder(), holder.lock_timeout("n", T);

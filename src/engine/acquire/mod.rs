@@ -60,8 +60,6 @@ pub(crate) enum WaitLimit {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     mode: Mode,
-    /// Whether it takes part in the order of the waiters of all processes.
-    fair: bool,
     /// The options of the handle.
     options: &'a Options,
     caller: Caller,
@@ -72,11 +70,6 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    /// Returns an exclusive lock, in the order of arrival.
-    pub(crate) fn fair() -> Self {
-        Self { fair: true, ..Mode::Exclusive.into() }
-    }
-
     /// Sets the options of the handle.
     pub(crate) fn with(self, options: &'a Options) -> Self {
         Self { options, ..self }
@@ -105,7 +98,7 @@ impl<'a> Wanted<'a> {
 
 impl From<Mode> for Wanted<'_> {
     fn from(mode: Mode) -> Self {
-        Self { mode, fair: false, options: &NO_OPTIONS, caller: None, set: None, refusal: None }
+        Self { mode, options: &NO_OPTIONS, caller: None, set: None, refusal: None }
     }
 }
 
@@ -168,16 +161,13 @@ pub(crate) fn acquire<'a>(
 pub(crate) async fn acquire_as<'a>(
     core: &'a Arc<Core>,
     name: &Name,
-    Wanted { mode, fair, options, caller, set, refusal }: Wanted<'_>,
+    Wanted { mode, options, caller, set, refusal }: Wanted<'_>,
     (current, share): (&mut Option<Arc<Hold>>, Share),
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
-    if fair {
-        core.check_line()?;
-    }
     core.check_options(options, mode)?;
     // Where the store has a queue of its own, all locks are fair.
-    let fair = fair && core.can.line == Line::Places;
+    let fair = options.is_fair() && core.can.line == Line::Places;
     let _call = core.begin_call();
     // A call that is always ready must not starve other tasks of its thread.
     consume_budget().await;

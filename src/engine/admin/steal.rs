@@ -77,6 +77,7 @@ pub(crate) async fn steal<'a>(
 pub(crate) async fn want(
     core: &Arc<Core>,
     name: &Name,
+    options: &Options,
     current: &Option<Arc<Hold>>,
     reason: &Reason,
 ) -> Result<Option<String>> {
@@ -85,6 +86,8 @@ pub(crate) async fn want(
     core.ensure_running();
     consume_budget().await;
     refuse_nested(core, current)?;
+    // What the steal refuses must not make the holder release.
+    core.check_options(options, Mode::Exclusive)?;
     let telling = pin!(async {
         let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
         let Some(holder) = holder.map(|holder| holder.holder) else { return Ok(None) };

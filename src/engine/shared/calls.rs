@@ -164,7 +164,7 @@ impl Core {
     }
 
     /// Refuses a place in a line, if the store orders the waiters of several managers in no way.
-    pub(in crate::engine) fn check_line(&self) -> Result<()> {
+    pub(super) fn check_line(&self) -> Result<()> {
         if self.can.line == Line::Unordered { Err(Place::unsupported()) } else { Ok(()) }
     }
 

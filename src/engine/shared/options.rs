@@ -25,6 +25,7 @@ struct Set {
     heartbeat: Option<Arc<Heartbeat>>,
     label: Option<Arc<str>>,
     class: &'static str,
+    fair: bool,
 }
 
 impl Default for Set {
@@ -37,6 +38,7 @@ impl Default for Set {
             heartbeat: None,
             label: None,
             class: DEFAULT_CLASS,
+            fair: false,
         }
     }
 }
@@ -181,6 +183,18 @@ macro_rules! setters {
 pub(crate) use setters;
 
 impl Options {
+    /// Returns those of a handle that takes part in the order of the waiters of all processes.
+    pub(crate) fn fair() -> Self {
+        let mut options = Self::default();
+        options.set().fair = true;
+        options
+    }
+
+    /// Returns whether the handle takes part in the order of the waiters of all processes.
+    pub(in crate::engine) fn is_fair(&self) -> bool {
+        self.0.as_ref().is_some_and(|set| set.fair)
+    }
+
     /// Returns the time from the grant for which the name stays closed, even if the hold is released earlier.
     pub(crate) fn min_hold(&self) -> Option<Duration> {
         self.0.as_ref()?.min_hold

@@ -28,6 +28,9 @@ pub(crate) fn check_stall_after(limit: Duration) -> Result<()> {
 impl Core {
     /// Refuses options that are out of range, or that the store cannot have.
     pub(in crate::engine) fn check_options(&self, options: &Options, mode: Mode) -> Result<()> {
+        if options.is_fair() {
+            self.check_line()?;
+        }
         let (min_hold, delay) = (options.min_hold().unwrap_or_default(), options.lock_delay());
         if !(mode.has_terms() || min_hold.is_zero() && delay.is_zero()) {
             return Err(Error::invalid("only an exclusive lock has a min_hold or a lock_delay"));

@@ -443,52 +443,41 @@ async fn close_keeps_a_min_hold() {
     assert!(opens(&setup).await);
 }
 
-/// As ZooKeeper: the process keeps the name.
+/// As ZooKeeper.
 fn without_marks(memory: &MemoryStore) -> (LeaseManager, Faults) {
     let (store, faults) = FaultyStore::new(memory.clone());
     let store = store.with_capabilities(leasehold::store::Capabilities::default());
     (LeaseManager::builder().build(store).unwrap(), faults)
 }
 
+/// Also to a steal, before the holder hears of it.
 #[tokio::test(start_paused = true)]
-async fn process_keeps_a_min_hold_where_the_store_cannot() {
+async fn min_hold_is_refused_where_the_store_cannot_keep_a_name() {
     let setup = Setup::new();
-    let (leases, _) = without_marks(&setup.memory);
-    let mut lock = leases.lock("n").min_hold(MIN);
-    let start = Instant::now();
-    let lease = lock.lock().await.unwrap();
-    let token = lease.cancellation_token();
-    lease.unlock().await.unwrap();
-    assert!(token.is_cancelled());
-    assert!(lock.try_lock().await.unwrap().is_none(), "it is closed for its own handle, too");
-    sleep(MIN - start.elapsed() - MOMENT).await;
-    assert!(!opens(&setup).await, "it is renewed meanwhile");
-    sleep(MOMENT * 2).await;
-    assert!(opens(&setup).await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn process_keeps_the_min_hold_of_a_set_where_the_store_cannot() {
-    let setup = Setup::new();
-    let (leases, _) = without_marks(&setup.memory);
+    let (leases, faults) = without_marks(&setup.memory);
+    let lock = || leases.lock("n").min_hold(MIN);
+    let error = lock().lock().await.unwrap_err();
+    assert!(error.to_string().contains("no min_hold; hold the lease"), "{error}");
+    let slots = leases.slots("n", 2).min_hold(MIN);
     let mut set = leases.multi_lock(["m", "n"]).unwrap().min_hold(MIN);
-    drop(set.lock().await.unwrap());
-    sleep(MIN - MOMENT).await;
-    assert!(!opens(&setup).await, "no caller has a lease, and it is renewed");
-    sleep(MOMENT * 2).await;
-    assert!(opens(&setup).await);
-    assert_eq!(leases.stats().lost, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn close_ends_a_min_hold_of_the_process() {
-    let setup = Setup::new();
-    let (leases, _) = without_marks(&setup.memory);
-    leases.lock("n").min_hold(MIN).lock().await.unwrap().unlock().await.unwrap();
-    let (took, closed) = timed(leases.close()).await;
-    closed.unwrap();
-    assert!(took <= GRACE + MOMENT * 10, "{took:?}");
-    assert!(opens(&setup).await);
+    for refused in [
+        error.kind(),
+        failed(lock().try_lock().await),
+        failed(lock().lock_timeout(T).await),
+        failed(lock().steal("test").await),
+        failed(lock().steal_after(T, "test").await),
+        failed(slots.take().await),
+        failed(slots.try_take().await),
+        failed(slots.try_take_index(1).await),
+        failed(set.lock().await),
+        failed(set.try_lock().await),
+    ] {
+        assert_eq!(refused, ErrorKind::Unsupported);
+    }
+    let calls = [Call::Acquire, Call::Inspect, Call::Want, Call::Release];
+    assert_eq!(calls.map(|call| faults.calls(call)), [0; 4]);
+    let mut none = leases.lock("n").min_hold(Duration::ZERO);
+    none.lock().await.unwrap().unlock().await.unwrap();
 }
 
 const DELAY: Duration = Duration::from_secs(20);
@@ -650,22 +639,6 @@ async fn min_hold_and_lock_delay_do_not_shorten_each_other() {
             }
         }
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn lock_delay_holds_with_a_min_hold_of_the_process() {
-    let memory = MemoryStore::new();
-    let (store, _) = FaultyStore::new(memory.clone());
-    let can = leasehold::store::Capabilities::default().with_own_ttl(true);
-    let builder = LeaseManager::builder().max_hold(T / 10);
-    let leases = builder.build(store.with_capabilities(can)).unwrap();
-    let lease = leases.lock("n").min_hold(T * 10).lock_delay(DELAY).lock().await.unwrap();
-    assert_eq!(lease.lost().await, Loss::MaxHold);
-    drop(lease);
-    sleep(T * 9 / 10 + DELAY - MOMENT).await;
-    assert_eq!(memory.len(), 1);
-    sleep(MOMENT * 2).await;
-    assert!(memory.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

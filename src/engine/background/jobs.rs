@@ -1,13 +1,10 @@
 //! Releases names without a holder: dropped leases, abandoned acquires, unknown outcomes.
 
-use crate::clock::Instant;
 use crate::engine::acquire::attempt::{Attempt, ModeChange};
 use crate::engine::hold::record::Record;
 use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end};
-use crate::engine::machine::share::Share;
 use crate::engine::shared::calls::{caught, in_time};
 use crate::engine::shared::core::Core;
-use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::{Job, Sweep};
 use crate::error::Error;
 use crate::store::{Acquired, Release, Released};
@@ -43,9 +40,6 @@ impl Work {
             None => {}
             Some(Job::Flush(hold)) => flush_to_the_end(core, &hold, None).await,
             Some(Job::Record { name, holder }) => Record::new(core, name, holder).run().await,
-            Some(Job::Linger { hold, until }) => {
-                Lingering { core, hold: Some(hold), until }.run().await
-            }
             Some(Job::Finish { hold, verdict }) => {
                 flush_to_the_end(core, &hold, Some(verdict)).await;
             }
@@ -79,36 +73,6 @@ impl Drop for Work {
     fn drop(&mut self) {
         if let Some(job) = self.job.take() {
             self.core.submit(job);
-        }
-    }
-}
-
-/// A hold that keeps its name closed without a lease. If its runtime ends, dropping it submits it again.
-struct Lingering<'a> {
-    core: &'a Arc<Core>,
-    hold: Option<Arc<Hold>>,
-    until: Instant,
-}
-
-impl Lingering<'_> {
-    async fn run(mut self) {
-        let (core, Some(hold)) = (self.core, self.hold.clone()) else { return };
-        tokio::select! {
-            biased;
-            () = core.clock().sleep_until(self.until) => {}
-            // Then it is released as soon as it may be.
-            _ = hold.when_lost() => {}
-            () = core.stop.cancelled() => {}
-        }
-        self.hold = None;
-        hold.leave_in_background(core, Share::FIRST);
-    }
-}
-
-impl Drop for Lingering<'_> {
-    fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            self.core.submit(Job::Linger { hold, until: self.until });
         }
     }
 }

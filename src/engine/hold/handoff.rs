@@ -41,7 +41,6 @@ use crate::engine::machine::share::Share;
 use crate::engine::shared::asker::Asker;
 use crate::engine::shared::core::{Core, Settings};
 use crate::engine::shared::hold::{Hold, Inner};
-use crate::engine::shared::job::Job;
 use crate::observe::{EventKind, How, Told};
 use crate::util::panics::run_wakers;
 use std::sync::{Arc, MutexGuard};
@@ -56,9 +55,6 @@ impl Hold {
         now: Instant,
         share: Share,
     ) -> Option<Phase> {
-        if self.lingers(core, now) {
-            return None;
-        }
         let mut inner = self.hand_off(core, now)?;
         inner.leave_share(share);
         let leave = |state: &mut State, now| state.leave(&core.timing, now);
@@ -80,19 +76,6 @@ impl Hold {
             state.finish(&core.timing, now, keep);
             state.leave(&core.timing, now)
         })
-    }
-
-    /// Keeps the hold without a lease until the end of `min_hold`, if it ends earlier and the store cannot keep the name
-    /// closed. Returns whether it does.
-    fn lingers(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
-        if core.can.keeps || self.options.min_hold().is_none() {
-            return false;
-        }
-        let until = self.update_at(core, now, |state, now| state.linger(&core.timing, now));
-        if let Some(until) = until {
-            core.submit(Job::Linger { hold: Arc::clone(self), until });
-        }
-        until.is_some()
     }
 
     /// Ends one lease of a share and leaves the rest to the engine.

@@ -183,7 +183,7 @@ impl Hold {
         let now = core.now();
         match self.leave(core, now, share) {
             Some(phase) => self.released(core, now, phase).await,
-            // A local waiter has it, or it lingers.
+            // A local waiter has it.
             None => Ok(()),
         }
     }

@@ -89,7 +89,6 @@ impl State {
         match self.phase {
             Phase::Lost(loss) if self.live > 0 => Err(Reentry::Lost(loss)),
             Phase::Lost(_) | Phase::Releasing | Phase::Released => Err(Reentry::Over),
-            Phase::Held | Phase::AtRisk if self.lingers() => Err(Reentry::Over),
             Phase::Held | Phase::AtRisk if self.is_busy() => Err(Reentry::Busy),
             Phase::Held | Phase::AtRisk => Ok(()),
         }

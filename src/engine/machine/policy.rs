@@ -15,8 +15,6 @@ use std::time::Duration;
 pub(crate) struct Terms {
     /// The end of `min_hold`; `None` before its caller has the lease.
     pub(crate) min_until: Option<Instant>,
-    /// Whether the store can keep the name closed until then.
-    pub(crate) keeps: bool,
     /// True if `stall_after` and `max_hold` have not begun, because its caller has no lease yet.
     pub(crate) awaits_lease: bool,
     /// That of the call that it was granted to, if it may have to wait for its lease.
@@ -33,8 +31,6 @@ pub(crate) struct Terms {
     pub(crate) began: Option<(Instant, Caller)>,
     /// The time for which the name stays closed after the release, because the work is done.
     pub(crate) done: Option<Duration>,
-    /// True if it has no lease, but the name stays closed by it until the end of `min_hold`.
-    pub(crate) lingers: bool,
 }
 
 impl State {
@@ -95,10 +91,8 @@ impl State {
     }
 
     /// Begins `min_hold`, which ends at `until`, unless an earlier lease of the hold has begun it.
-    pub(in crate::engine) fn begin_min_hold(&mut self, until: Instant, keeps: bool) {
-        let terms = self.terms.get_or_insert_default();
-        terms.min_until.get_or_insert(until);
-        terms.keeps = keeps;
+    pub(in crate::engine) fn begin_min_hold(&mut self, until: Instant) {
+        self.terms.get_or_insert_default().min_until.get_or_insert(until);
     }
 
     /// Returns the time for which the store keeps the name closed beyond T.
@@ -134,7 +128,7 @@ impl State {
 
     /// Returns for how long a release at `now` keeps the name closed for `min_hold`; `None` if it does not.
     fn min_left(&self, timing: &Timing, now: Instant) -> Option<Duration> {
-        let terms = self.terms.as_ref().filter(|terms| terms.keeps)?;
+        let terms = self.terms.as_ref()?;
         let until = terms.min_until.filter(|until| *until > now)?;
         let left = until.saturating_duration_since(now);
         if terms.delay.is_zero() || !matches!(self.phase, Phase::Lost(_)) {
@@ -152,24 +146,10 @@ impl State {
         })
     }
 
-    /// Lets a hold linger whose last lease ends now, if that is before the end of `min_hold`. Returns its end.
-    pub(in crate::engine) fn linger(&mut self, timing: &Timing, now: Instant) -> Option<Instant> {
-        self.expire(timing, now);
-        let may = self.believed() && self.live == 1;
-        let terms = self.terms.as_mut().filter(|terms| may && !terms.lingers)?;
-        let until = terms.min_until.filter(|until| *until > now)?;
-        terms.lingers = true;
-        Some(until)
-    }
-
-    pub(super) fn lingers(&self) -> bool {
-        self.terms.as_ref().is_some_and(|terms| terms.lingers)
-    }
-
     /// Returns the time at which the hold is lost without a report of progress, or a heartbeat.
     pub(super) fn stalls_at(&self, timing: &Timing) -> Option<Instant> {
-        let terms = self.terms.as_ref().filter(|terms| !terms.lingers);
-        let stalls = terms.and_then(|terms| terms.stall).map(|(longest, last)| last + longest);
+        let stall = self.terms.as_ref().and_then(|terms| terms.stall);
+        let stalls = stall.map(|(longest, last)| last + longest);
         stalls.into_iter().chain(self.silent_at(timing)).min()
     }
 

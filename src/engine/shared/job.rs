@@ -12,8 +12,6 @@ pub(crate) enum Job {
     Flush(Arc<Hold>),
     /// Record the count of the hold that has this holder id.
     Record { name: Name, holder: HolderId },
-    /// End a hold without a lease at `until`.
-    Linger { hold: Arc<Hold>, until: Instant },
     /// Await the release of a hold, and repeat it if need be.
     Finish { hold: Arc<Hold>, verdict: StoreFuture<Released> },
     /// Await a change of the mode that no caller waits for.

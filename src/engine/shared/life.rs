@@ -301,7 +301,7 @@ impl Hold {
             self.update(core, |state, now| state.begin_limits(now, stall, max));
         }
         if let Some(min_hold) = self.options.min_hold() {
-            self.lock().state.begin_min_hold(core.now() + min_hold, core.can.keeps);
+            self.lock().state.begin_min_hold(core.now() + min_hold);
         }
     }
 

@@ -89,9 +89,10 @@ macro_rules! setters {
         /// this handle too, find the name held. So a job of a few milliseconds does not run once more on a replica
         /// whose clock is late. It counts from the time at which the call returns the lease: a call that ends without
         /// one closes nothing. The end of a nested lease does not count. A crash, a loss without a release and
-        /// [`forget`](crate::Lease::forget) leave the name to expire as usual, even if that is earlier. On ZooKeeper
-        /// this process keeps the name closed, for as long as it lives and the manager is open. At most 365 days; a
-        /// longer one is reported by the first attempt to lock. See [`jobs`](crate::guide::jobs#a-shortest-time).
+        /// [`forget`](crate::Lease::forget) leave the name to expire as usual, even if that is earlier. ZooKeeper does
+        /// not support it: the first attempt to lock returns [`Unsupported`](crate::ErrorKind::Unsupported). At most
+        /// 365 days; a longer one is reported by the first attempt, too. See
+        /// [`jobs`](crate::guide::jobs#a-shortest-time).
         ///
         /// ```
         /// use std::time::Duration;

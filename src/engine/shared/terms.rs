@@ -51,6 +51,10 @@ impl Core {
         if let Some(label) = options.label() {
             check_word("label", label)?;
         }
+        if !min_hold.is_zero() && !self.can.keeps {
+            let message = "this store cannot keep a name closed after its release, so it has no min_hold; hold the lease for that time, or use Redis, a quorum of it, or memory";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
         if !delay.is_zero() && !self.can.own_ttl {
             let message = "on this store all leases live for the same time, so it has no lock_delay; choose a longer ttl instead";
             return Err(Error::new(ErrorKind::Unsupported, message));

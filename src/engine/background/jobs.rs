@@ -63,7 +63,6 @@ impl Work {
             }
             Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
             Some(Job::Leave { target, holder, next }) => core.leave(target, holder, next).await,
-            Some(Job::Tell) => core.tell_all().await,
             Some(Job::Untell { target, holder }) => core.untell(target, holder).await,
         }
     }

@@ -25,9 +25,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+/// The most descriptions of holds that are written at one time.
+const WRITERS: usize = 8;
+
 /// Runs the worker until the engine is no longer needed, and ends the engine.
 pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
     let mut tasks = JoinSet::new();
+    let mut tells = JoinSet::new();
     let reconnects = core.store.reconnects();
     let mut hints = core.subscribe_inbox();
     let mut described = std::pin::pin!(core.keep_described());
@@ -47,7 +51,12 @@ pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
             }
             Some(hint) = next(hints.as_mut()) => follow(core, &mut tasks, hint),
             Some(_) = tasks.join_next() => {}
+            Some(_) = tells.join_next() => {}
             () = &mut described => {}
+            Some(hold) = queues.tells.recv(), if tells.len() < WRITERS => {
+                let core = Arc::clone(core);
+                tells.spawn(async move { core.tell_if_due(hold).await });
+            }
             Some(job) = queues.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
             () = core.stop.cancelled() => break,
         }

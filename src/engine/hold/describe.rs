@@ -4,9 +4,9 @@
 //!
 //! 1. **Nothing on the way of a lock.** A hold writes its description at its first renewal, or when it is asked to. It is a
 //!    request of its own: no acquire, renewal or release waits for it.
-//! 2. **Bounded.** At most eight requests of the background are in flight
-//!    ([`describer`](crate::engine::shared::describer)), however many holds are renewed at once, and a hold is in the
-//!    backlog once.
+//! 2. **Bounded.** At most eight requests of the background are in flight, however many holds are renewed at once. A hold
+//!    is queued for them once, in a queue of [some length](crate::engine::shared::describer). One that finds it full, or
+//!    whose request fails, comes back at its next renewal.
 //! 3. **In order.** The value of a hold is read, and the number of the write drawn, in one step. So a later write has the
 //!    later value, and a store ignores an earlier one that arrives later.
 
@@ -20,8 +20,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{EventKind, LeadershipHealth, Told};
 use crate::store::{Annotate, HolderId, Metadata, Name, Target, Topic, Wait, Wakeups};
 use crate::util::trace;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 use tracing::Level;
 
@@ -51,29 +51,18 @@ impl Core {
 
     /// Has the description of a hold written in the background.
     pub(in crate::engine) fn tell_later(&self, hold: &Arc<Hold>) {
-        let backlog = {
-            let mut inner = hold.lock();
-            let told = inner.described.get_or_insert_default();
-            (std::mem::replace(&mut told.queued, true), told.failed)
-        };
-        if self.describer.add(hold, backlog) {
-            self.submit(Job::Tell);
+        if !hold.set_queued(true) && !self.describer.add(hold) {
+            hold.set_queued(false);
         }
     }
 
-    /// Has the holds tell that are to, one after the other.
-    pub(in crate::engine) async fn tell_all(self: &Arc<Self>) {
-        let mut writer = self.describer.writer();
-        while let Some(hold) = writer.next() {
-            let Some(hold) = hold.upgrade() else { continue };
-            if !hold.is_still_due(self) {
-                continue;
-            }
+    /// Has a hold tell that was queued, if it still is to.
+    pub(in crate::engine) async fn tell_if_due(self: &Arc<Self>, hold: Weak<Hold>) {
+        if let Some(hold) = hold.upgrade()
+            && hold.is_still_due(self)
+        {
             // What fails is tried again at the next renewal.
-            let told = hold.tell(self).await;
-            if let Some(description) = &mut hold.lock().described {
-                description.failed = told.is_err();
-            }
+            let _ = hold.tell(self).await;
         }
     }
 
@@ -106,7 +95,14 @@ impl Hold {
         tells && inner.described.as_ref().is_none_or(|told| told.is_due(core.metadata_kept(), now))
     }
 
-    /// Takes the hold out of the backlog, and returns whether its description is to be written: it may be there already.
+    /// Records whether the hold is queued. Returns whether it was.
+    fn set_queued(&self, queued: bool) -> bool {
+        let mut inner = self.lock();
+        std::mem::replace(&mut inner.described.get_or_insert_default().queued, queued)
+    }
+
+    /// Records that the hold is queued no more, and returns whether its description is to be written: it may be there
+    /// already.
     fn is_still_due(&self, core: &Core) -> bool {
         let (mut inner, now) = (self.lock(), core.now());
         inner.described.as_mut().is_some_and(|told| {

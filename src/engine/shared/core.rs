@@ -1,6 +1,7 @@
 //! The data that all leases of a manager share.
 
 use super::describer::Describer;
+use super::hold::Hold;
 use super::job::Job;
 use super::options::Options;
 use super::served::Served;
@@ -15,7 +16,7 @@ use crate::util::sync::Mutex;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
@@ -132,6 +133,8 @@ pub(crate) struct Core {
 pub(in crate::engine) struct WorkQueues {
     pub(in crate::engine) calls: mpsc::UnboundedReceiver<Vec<Call>>,
     pub(in crate::engine) jobs: mpsc::UnboundedReceiver<Job>,
+    /// The holds that are to tell about themselves.
+    pub(in crate::engine) tells: mpsc::Receiver<Weak<Hold>>,
 }
 
 /// A call in progress, which may still send a request or leave a job to the reaper; see
@@ -178,7 +181,8 @@ impl Core {
         }
         let (jobs, jobs_waiting) = mpsc::unbounded_channel();
         let (calls, calls_waiting) = mpsc::unbounded_channel();
-        let queues = WorkQueues { calls: calls_waiting, jobs: jobs_waiting };
+        let (describer, tells) = Describer::new();
+        let queues = WorkQueues { calls: calls_waiting, jobs: jobs_waiting, tells };
         Arc::new(Self {
             queue: Arc::new(Queue::new(store.clock(), &timing)),
             clock: store.clock(),
@@ -187,7 +191,7 @@ impl Core {
             timing,
             settings,
             schedule: Schedule::default(),
-            describer: Describer::default(),
+            describer,
             is_closed: AtomicBool::new(false),
             closed: CancellationToken::new(),
             stop: CancellationToken::new(),

@@ -12,10 +12,8 @@ pub(in crate::engine) struct Description {
     pub(in crate::engine) sent: bool,
     /// When the last request left that the store has confirmed.
     pub(in crate::engine) written: Option<Instant>,
-    /// Whether it is in the backlog of the background.
+    /// Whether it waits for the background to write it.
     pub(in crate::engine) queued: bool,
-    /// Whether the background could not write it last time.
-    pub(in crate::engine) failed: bool,
     /// When the hold was lost.
     pub(in crate::engine) lost_at: Option<Instant>,
 }

@@ -22,8 +22,6 @@ pub(crate) enum Job {
     Sweep(Sweep),
     /// Give up the place that a request of this holder id may have taken, or give it to the waiter that arrived at `next`.
     Leave { target: Target, holder: HolderId, next: Option<Instant> },
-    /// Have the holds tell about themselves that are to.
-    Tell,
     /// Delete the description of a hold that was released.
     Untell { target: Target, holder: HolderId },
 }

@@ -51,8 +51,6 @@ mod machine;
 mod panic_guard;
 mod run;
 mod shared;
-#[cfg(test)]
-mod shared_mode_tests;
 mod spare;
 mod thread;
 mod watchdog;

@@ -4,7 +4,7 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Resize, SetVerdicts,
+    Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Resize, SetVerdicts,
     Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::{Fate, LeaseState};
@@ -39,6 +39,8 @@ enum Breaks {
     PanicAtClose,
     /// Grants the first so many names of a set, and answers for the others that they were spared.
     GrantPartOfSet(usize),
+    /// Makes no reader of a writer.
+    KeepWriters,
     /// Panics when it is asked whether it grants names in one step.
     PanicAtSet,
 }
@@ -68,6 +70,9 @@ impl Store for Broken {
             Breaks::HeldForEver(times) if once_more(times) => {
                 let remaining = Some(Duration::MAX);
                 Box::pin(std::future::ready(Ok(Acquired::held(remaining))))
+            }
+            Breaks::KeepWriters if request.converts && request.target.mode == Mode::Read => {
+                Box::pin(std::future::ready(Ok(Acquired::held(None))))
             }
             _ => self.store.acquire(request),
         }
@@ -318,6 +323,19 @@ async fn store_that_panics_at_close_leaves_the_manager_closed() {
     drop(leases.lock("n").lock().await.unwrap());
     leases.close().await.unwrap();
     assert_eq!(failed(leases.lock("n").lock().await), ErrorKind::Closed);
+    assert!(memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn downgrade_that_is_refused_does_not_give_the_writer_back() {
+    let memory = MemoryStore::new();
+    let store = Broken { store: memory.clone(), breaks: Breaks::KeepWriters };
+    let leases = LeaseManager::builder().build(store).unwrap();
+    let edit = leases.rw_lock("n").write().await.unwrap();
+    let token = edit.cancellation_token();
+    assert_eq!(failed(edit.downgrade().await), ErrorKind::Unavailable);
+    assert!(token.is_cancelled());
+    settle().await;
     assert!(memory.is_empty());
 }
 

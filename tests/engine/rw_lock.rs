@@ -2,7 +2,7 @@
 
 use super::cancel::{Cut, at_every_await_of};
 use super::*;
-use leasehold::store::Capabilities;
+use leasehold::store::{Capabilities, Mode, Name, Release, Store, Target};
 use leasehold::{ReadLease, RwLock, Upgraded, WriteLease};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -652,6 +652,118 @@ async fn store_without_the_modes_refuses() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("slots"), "{error}");
     assert_eq!(faults.calls(Call::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_without_a_mode_refuses_that_mode_only() {
+    let (store, faults) = FaultyStore::new(MemoryStore::new());
+    let modes = Capabilities::default().with_mode(Mode::Read).with_mode(Mode::Write);
+    let leases = LeaseManager::builder().build(store.with_capabilities(modes)).unwrap();
+    let pool = leases.semaphore("n", 2);
+    assert_eq!(failed(pool.try_acquire().await), ErrorKind::Unsupported);
+    assert_eq!(failed(pool.acquire_timeout(T).await), ErrorKind::Unsupported);
+    assert_eq!(failed(pool.acquire().await), ErrorKind::Unsupported);
+    assert_eq!(faults.calls(Call::Acquire), 0);
+    drop(lock(&leases).write().await.unwrap());
+    assert_eq!(faults.calls(Call::Acquire), 1);
+}
+
+/// Two reads of one manager, the second when the hold of the first is joined no more.
+async fn two_readers(leases: &LeaseManager) -> [ReadLease; 2] {
+    let first = lock(leases).read().await.unwrap();
+    sleep(T / 10).await;
+    [first, lock(leases).read().await.unwrap()]
+}
+
+#[tokio::test(start_paused = true)]
+async fn read_holds_of_one_manager_are_renewed_each_by_itself() {
+    let setup = Setup::new();
+    let [one, other] = two_readers(&setup.leases).await;
+    assert_ne!(one.holder_id(), other.holder_id());
+    sleep(T * 2).await;
+    one.check().unwrap();
+    other.check().unwrap();
+    assert_eq!(holders(&setup).await, 2, "both have been renewed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn read_hold_that_is_lost_leaves_the_other_as_it_is() {
+    let setup = Setup::new();
+    let [one, other] = two_readers(&setup.leases).await;
+    let target = Target::new(Name::new("n").unwrap(), Mode::Read);
+    setup.memory.release(Release::new(target, one.holder_id(), 0, T)).await.unwrap();
+    assert_eq!(one.lost().await, Loss::Gone);
+    other.check().unwrap();
+    other.unlock().await.unwrap();
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn read_holds_are_released_one_by_one_and_a_writer_enters() {
+    let setup = Setup::new();
+    let [one, other] = two_readers(&setup.leases).await;
+    let left = other.holder_id().to_string();
+    one.unlock().await.unwrap();
+    let theirs = setup.other().holders("n").await.unwrap();
+    assert_eq!(theirs.iter().map(|holder| &holder.holder).collect::<Vec<_>>(), [&left]);
+    other.check().unwrap();
+    let mut writer = lock(&setup.leases);
+    let last = async {
+        sleep(T / 10).await;
+        other.unlock().await.unwrap();
+    };
+    let (edit, ()) = tokio::join!(writer.write(), last);
+    let edit = edit.unwrap();
+    let modes = |leases: &LeaseManager| {
+        leases.holdings().iter().map(|holding| holding.mode).collect::<Vec<_>>()
+    };
+    assert_eq!((modes(&setup.leases), holders(&setup).await), (vec![Mode::Write], 1));
+    edit.unlock().await.unwrap();
+    assert!(modes(&setup.leases).is_empty() && setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_behind_a_writer_enter_together() {
+    let setup = Setup::new();
+    let first = reads(&setup.leases).await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waits = JoinSet::new();
+    for who in ["writer", "reader", "reader"] {
+        let (mut handle, order) = (lock(&setup.leases), Arc::clone(&order));
+        waits.spawn(async move {
+            let lease = match who {
+                "writer" => handle.write().await.unwrap().into_lease(),
+                _ => handle.read().await.unwrap().into_lease(),
+            };
+            order.lock().unwrap().push(who);
+            (who == "reader").then_some(lease)
+        });
+        settle().await;
+    }
+    first.unlock().await.unwrap();
+    let pages: Vec<_> = waits.join_all().await.into_iter().flatten().collect();
+    assert_eq!(*order.lock().unwrap(), ["writer", "reader", "reader"]);
+    assert_eq!(pages[0].holder_id(), pages[1].holder_id());
+    assert_eq!(holders(&setup).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn force_unlock_and_close_reach_all_holds_of_a_name() {
+    let setup = Setup::new();
+    let pages = two_readers(&setup.leases).await;
+    assert!(setup.leases.force_unlock("n", "test").await.unwrap());
+    for page in pages {
+        assert_eq!(lost(page.check()), Loss::Revoked);
+    }
+    settle().await;
+    let released = setup.calls(Call::Release);
+    let pages = two_readers(&setup.leases).await;
+    setup.leases.close().await.unwrap();
+    for page in pages {
+        assert_eq!(lost(page.check()), Loss::Closed);
+    }
+    assert_eq!(setup.calls(Call::Release) - released, 2);
+    assert!(setup.memory.is_empty());
 }
 
 /// Readers and writers of three managers, who drop, convert and cancel as they like.

@@ -3,9 +3,10 @@
 use super::AcquireLoop;
 use super::attempt::Attempt;
 use super::hints::Hints;
-use super::turn::{Kept, Turn};
+use super::turn::Turn;
 use crate::clock::Instant;
-use crate::engine::machine::heirs::Heirs;
+use crate::engine::machine::name::Kept;
+use crate::engine::machine::scope::HandoffScope;
 use crate::engine::shared::life::Grant;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
@@ -94,7 +95,7 @@ impl AcquireLoop<'_, '_> {
                         sent,
                         now,
                         unsure_until,
-                        heirs: Heirs::of(self.fair, sent, oldest),
+                        scope: HandoffScope::of(self.fair, sent, oldest),
                         turn,
                     }));
                 }

@@ -16,14 +16,12 @@
 //! 4. **All of that may fail.** Then the place lapses, which delays other processes, and breaks no promise.
 
 use crate::clock::Instant;
-use crate::engine::machine::heirs::Heirs;
-use crate::engine::machine::queue::{Queue, QueueState};
+use crate::engine::machine::scope::HandoffScope;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
 use crate::store::{HolderId, Mode, Name, Place, Target};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Gives up the place that is open for a waiter when that one goes. Each waiter has one.
 pub(super) struct OpenPlace<'a> {
@@ -48,7 +46,7 @@ impl Core {
         }
         match self.queue.next_arrival(&hold.name, self.now()) {
             Some(arrived) => Some(self.place_of(arrived)),
-            None if hold.heirs() == Heirs::Plain => None,
+            None if hold.handoff_scope() == HandoffScope::Plain => None,
             None => Some(Place::default()),
         }
     }
@@ -86,48 +84,4 @@ impl Core {
         let next = self.open_place(&target, holder);
         self.submit(Job::Leave { target, holder, next });
     }
-}
-
-impl Queue {
-    /// Returns whether this process has used a fair lock.
-    pub(in crate::engine) fn is_fair(&self) -> bool {
-        self.is_fair.load(Ordering::Relaxed)
-    }
-
-    /// Returns the arrival of the waiter that asks next, if it takes part in the line.
-    fn next_arrival(&self, name: &Name, now: Instant) -> Option<Instant> {
-        let since = self.checked_in_since(now);
-        next_arrival(&self.lock(), name, since)
-    }
-
-    /// Opens a place that a request of `holder` has taken for the waiter that asks next. Returns its arrival.
-    fn open_place(&self, name: &Name, holder: HolderId, now: Instant) -> Option<Instant> {
-        let since = self.checked_in_since(now);
-        let mut state = self.lock();
-        let arrived = next_arrival(&state, name, since)?;
-        state.places.insert(name.clone(), (holder, arrived));
-        Some(arrived)
-    }
-
-    /// Takes an open place over: the request of a waiter refreshes it.
-    pub(super) fn take_place(&self, name: &Name) {
-        let mut state = self.lock();
-        if !state.places.is_empty() {
-            state.places.remove(name);
-        }
-    }
-
-    /// Removes the place that is open for a waiter which goes. Returns the holder id that took it.
-    fn abandoned_place(&self, name: &Name, arrived: Instant) -> Option<HolderId> {
-        let mut state = self.lock();
-        if state.places.is_empty() || state.places.get(name)?.1 != arrived {
-            return None;
-        }
-        state.places.remove(name).map(|(holder, _)| holder)
-    }
-}
-
-fn next_arrival(state: &QueueState, name: &Name, since: Instant) -> Option<Instant> {
-    let (_, first) = state.names.get(name)?.first_waiter(since)?;
-    first.fair.then_some(first.arrived)
 }

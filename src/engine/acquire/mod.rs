@@ -9,7 +9,6 @@ mod queued;
 mod reenter;
 mod seek;
 pub(super) mod set;
-pub(super) mod ticket;
 pub(super) mod timed;
 pub(super) mod turn;
 mod wait;
@@ -33,11 +32,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use ticket::Ticket;
 use timed::Timed;
 use tokio::task::coop::consume_budget;
 use tokio::time::timeout;
-use turn::Turn;
+use turn::{Turn, WaiterGuard};
 
 /// A server counts the time to live in milliseconds; this margin lets it end first.
 pub(crate) const AFTER_EXPIRY: Duration = Duration::from_millis(5);
@@ -312,7 +310,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         {
             return Ok(Some(Claim::new(core, hold, share)));
         }
-        // Dropped after the ticket.
+        // Dropped after the waiter.
         let _place = self.fair.then(|| OpenPlace { core, name: self.name, arrived: self.start });
         if self.once {
             return match core.queue.try_turn(self.name, self.mode, now) {
@@ -320,9 +318,9 @@ impl<'core> AcquireLoop<'_, 'core> {
                 None => Box::pin(self.wait_out_silence()).await,
             };
         }
-        let mut ticket = self.ticket();
+        let mut waiter = self.waiter();
         loop {
-            let admission = self.wait_in_queue(&mut ticket, now).await?;
+            let admission = self.wait_in_queue(&mut waiter, now).await?;
             if let Some(claim) = self.admitted(admission).await? {
                 return Ok(Some(claim));
             }
@@ -382,11 +380,11 @@ impl<'core> AcquireLoop<'_, 'core> {
         })
     }
 
-    /// Returns a ticket for the queue of this process.
-    fn ticket(&self) -> Ticket<'_> {
+    /// Returns the guard of this call's place in the queue of this process.
+    fn waiter(&self) -> WaiterGuard<'_> {
         self.core
             .queue
-            .ticket(self.name, self.mode)
+            .waiter(self.name, self.mode)
             .arrived(self.start, self.fair)
             .with(self.options)
     }

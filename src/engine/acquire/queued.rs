@@ -1,10 +1,11 @@
 //! Waits behind other flows of this process.
 
 use super::hints::Hints;
-use super::ticket::{Admission, Ticket, Waits};
+use super::turn::{Admission, WaiterGuard};
 use super::{AcquireLoop, Claim, FIRST_GAP};
 use crate::clock::Instant;
 use crate::engine::shared::hold::Hold;
+use crate::engine::shared::queue::Waits;
 use crate::error::Result;
 use crate::util::trace;
 use std::convert::Infallible;
@@ -19,7 +20,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     pub(super) async fn wait_out_silence(&self) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         let until = self.start + self.silence_limit();
-        let mut ticket = self.ticket();
+        let mut waiter = self.waiter();
         loop {
             let now = core.now();
             core.check_open()?;
@@ -31,14 +32,14 @@ impl<'core> AcquireLoop<'_, 'core> {
             if until <= now {
                 return Err(core.silent(self.name));
             }
-            if let Ok(admission) = ticket.check_in(now) {
+            if let Ok(admission) = waiter.check_in(now) {
                 return self.admitted((admission, now)).await;
             }
             let pause = FIRST_GAP.min(until.saturating_duration_since(now));
             // The answer that ends the silence may also have let us ask.
-            if timeout(pause, ticket.woken()).await.is_ok() {
+            if timeout(pause, waiter.woken()).await.is_ok() {
                 let now = core.now();
-                if let Ok(admission) = ticket.check_in(now) {
+                if let Ok(admission) = waiter.check_in(now) {
                     return self.admitted((admission, now)).await;
                 }
             }
@@ -77,7 +78,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// store counts as silent: the first waiter may get no answer either.
     pub(super) async fn wait_in_queue(
         &self,
-        ticket: &mut Ticket<'_>,
+        waiter: &mut WaiterGuard<'_>,
         mut now: Instant,
     ) -> Result<(Admission, Instant)> {
         let core = self.core;
@@ -86,11 +87,11 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut gap = FIRST_GAP;
         let mut reported = false;
         loop {
-            let Waits { silent_since, mixed } = match ticket.check_in(now) {
+            let Waits { silent_since, mixed } = match waiter.check_in(now) {
                 Ok(admission) => return Ok((admission, now)),
                 Err(waits) => waits,
             };
-            self.asker.waits(|| core.queue.ahead(self.name, ticket.number()));
+            self.asker.waits(|| core.queue.ahead(self.name, waiter.number()));
             // After the check-in: `close` wakes each waiter that it finds.
             core.check_open()?;
             if mixed {
@@ -109,8 +110,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                 reported = self.report_own_hold(now);
             }
             // The wait is long enough to be worth a subscription, which reports a forced release.
-            let listens = gap > FIRST_GAP && core.announces() && ticket.is_first_behind_a_hold(now);
-            let woken = timeout(pause, ticket.woken());
+            let listens = gap > FIRST_GAP && core.announces() && waiter.is_first_behind_a_hold(now);
+            let woken = timeout(pause, waiter.woken());
             let woken = if listens {
                 tokio::select! {
                     biased;

@@ -1,78 +1,71 @@
-//! The permission to ask the store for a name.
+//! A call in the queue of its name: the guard of its place there, and that of its permission to ask the store.
 
 use crate::clock::Instant;
-use crate::engine::machine::handed_off::HandedOff;
-use crate::engine::machine::members::{Member, Stage};
-use crate::engine::machine::name::{NameEntry, Seeker};
-use crate::engine::machine::queue::{Queue, QueueState};
-use crate::engine::machine::seat::Seat;
+use crate::engine::machine::name::Kept;
 use crate::engine::machine::seen::Seen;
-use crate::engine::shared::options::Options;
+use crate::engine::machine::slot::HolderSlot;
+use crate::engine::machine::waiters::Demand;
+use crate::engine::shared::hold::Hold;
+use crate::engine::shared::options::{NO_OPTIONS, Options};
+use crate::engine::shared::queue::{
+    Begun, Found, GrantedTurn, HandedOff, Queue, TurnNumber, Waits, Woken,
+};
 use crate::store::{Mode, Name};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// The outcome of [`Turn::keep`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
-    /// The turn becomes the seat of a hold.
-    Yes,
-    /// Another hold exists that cannot share the name with this one.
-    Excluded,
-    /// The name was forced open after the request was sent; the grant may be gone.
-    Forced,
+/// An offer that a waiter took up.
+pub(crate) enum Admission {
+    /// The permission to ask the store.
+    Turn(Turn),
+    /// A read hold that it may join.
+    Join(Arc<Hold>),
+    /// A hold that another call of this process handed off. The waiter must still accept it.
+    Hold(HandedOff),
 }
 
-/// The permission to ask the store for a name. The hold of a grant takes over its [`Seat`]; otherwise,
-/// dropping the turn ends it.
-pub(crate) struct Turn {
-    queue: Arc<Queue>,
-    name: Name,
-    number: u64,
-    mode: Mode,
-    /// The number of its ticket, by which waiters are in order.
-    ticket: u64,
-    /// True if a hold has the seat.
-    granted: bool,
-    /// Whether its hold takes part in the line of the name.
-    fair: bool,
-    not_before: Option<Instant>,
-    /// What the flow that asked before has learned.
-    pub(in crate::engine) seen: Option<Seen>,
+/// A place in the queue. Leaving is O(log n), but O(n) in the middle of n offers. Dropping it gives up its offer.
+pub(crate) struct WaiterGuard<'a> {
+    queue: &'a Arc<Queue>,
+    name: &'a Name,
+    options: &'a Options,
+    demand: Demand,
+    /// Its number, by which waiters are in order, once it has checked in.
+    ticket: Option<u64>,
+    /// Whether it may be in the queue.
+    queued: bool,
+    /// Is sent to when an offer comes. Created when it has to wait.
+    woken: Option<Woken>,
+    /// A hold that came with the wake-up, for the next check-in.
+    handed_off: Option<HandedOff>,
 }
 
 impl Queue {
-    /// Returns a turn at once, unless another flow of this process waits for the name or blocks it.
+    /// Returns the guard of a waiter for a name. It enters the queue at its first [`WaiterGuard::check_in`].
+    pub(crate) fn waiter<'a>(self: &'a Arc<Self>, name: &'a Name, mode: Mode) -> WaiterGuard<'a> {
+        let (arrived, lock_delay) = (Instant::ZERO, Duration::ZERO);
+        WaiterGuard {
+            queue: self,
+            name,
+            options: &NO_OPTIONS,
+            demand: Demand { mode, arrived, fair: false, lock_delay },
+            ticket: None,
+            queued: false,
+            woken: None,
+            handed_off: None,
+        }
+    }
+
+    /// Returns a turn at once, unless another call of this process waits for the name or blocks it.
     pub(crate) fn try_turn(
         self: &Arc<Self>,
         name: &Name,
         mode: Mode,
         now: Instant,
     ) -> Option<Turn> {
-        let mut state = self.lock();
-        let mut ended = None;
-        let number = state.number();
-        let member = Member::asking(number, mode, now + self.attempt);
-        let turn = loop {
-            match state.names.get_mut(name) {
-                None => drop(state.names.insert(name.clone(), NameEntry::new(member))),
-                Some(entry) if entry.may_try(mode) => {
-                    entry.members.push(member);
-                }
-                // Only once: a turn that is offered now is not overdue.
-                Some(entry) if ended.is_none() && entry.is_overdue(now) => {
-                    ended = Some(self.reclaim(&mut state, name, now));
-                    continue;
-                }
-                Some(_) => break None,
-            }
-            break Some(self.turn(&state, (name, mode), (number, number), now));
-        };
-        drop(state);
-        if let Some(ended) = ended {
-            ended.wake_all();
-        }
-        turn
+        let begun = self.try_enter(name, mode, now)?;
+        Some(Turn::new(self, name, mode, begun, None))
     }
 
     /// Returns a turn at once, whatever else of this process asks for the name, holds it or waits: for a steal.
@@ -82,32 +75,116 @@ impl Queue {
         mode: Mode,
         now: Instant,
     ) -> Turn {
-        let mut state = self.lock();
-        let number = state.number();
-        let member = Member::asking(number, mode, now + self.attempt * 3);
-        match state.names.get_mut(name) {
-            None => drop(state.names.insert(name.clone(), NameEntry::new(member))),
-            Some(entry) => entry.members.push(member),
-        }
-        self.turn(&state, (name, mode), (number, number), now)
-    }
-
-    /// Returns the turn of a number that is a member of its entry, for a waiter with this ticket.
-    pub(in crate::engine) fn turn(
-        self: &Arc<Self>,
-        state: &QueueState,
-        (name, mode): (&Name, Mode),
-        (number, ticket): (u64, u64),
-        now: Instant,
-    ) -> Turn {
-        let not_before = state.pauses.not_before(name, now);
-        let (queue, name) = (Arc::clone(self), name.clone());
-        let (granted, fair, seen) = (false, false, None);
-        Turn { queue, name, number, mode, ticket, granted, fair, not_before, seen }
+        Turn::new(self, name, mode, self.seize_turn(name, mode, now), None)
     }
 }
 
+impl<'a> WaiterGuard<'a> {
+    /// Sets the time of its arrival, and whether it takes part in the line of the name.
+    pub(crate) fn arrived(mut self, time: Instant, fair: bool) -> Self {
+        (self.demand.arrived, self.demand.fair) = (time, fair);
+        if fair {
+            self.queue.set_fair();
+        }
+        self
+    }
+
+    /// Sets the options of the handle that waits.
+    pub(crate) fn with(mut self, options: &'a Options) -> Self {
+        (self.options, self.demand.lock_delay) = (options, options.lock_delay());
+        self
+    }
+
+    /// Returns its number, by which waiters are in order, once it has checked in.
+    pub(in crate::engine) fn number(&self) -> Option<u64> {
+        self.ticket
+    }
+
+    /// Waits until it is woken for an offer, after a check-in that found none.
+    pub(crate) async fn woken(&mut self) {
+        if let Some(woken) = &mut self.woken {
+            // It ends without a message when its turn begins.
+            self.handed_off = woken.await.ok().flatten();
+            self.woken = None;
+        }
+    }
+
+    /// Returns whether it waits for the end of a hold of this process and is the first waiter that is
+    /// polled.
+    pub(crate) fn is_first_behind_a_hold(&self, now: Instant) -> bool {
+        self.ticket.is_some_and(|ticket| {
+            self.queue.is_first_behind_a_hold(self.name, ticket, self.demand.mode, now)
+        })
+    }
+
+    /// Takes the hold that came with the last wake-up, if one did.
+    fn take_handed_off(&mut self) -> Option<HandedOff> {
+        if let Some(Ok(offered)) = self.woken.as_mut().map(oneshot::Receiver::try_recv) {
+            (self.woken, self.handed_off) = (None, offered);
+        }
+        self.handed_off.take()
+    }
+
+    /// Gives a pulse, and takes its offer, if there is one. A waiter calls this again whenever it is
+    /// [`woken`](WaiterGuard::woken), each
+    /// [`Timing::check_in_period`](crate::engine::machine::timing::Timing::check_in_period), and after a turn or an
+    /// offered hold that brought no hold: it keeps its place.
+    pub(crate) fn check_in(&mut self, now: Instant) -> Result<Admission, Waits> {
+        if let Some(offered) = self.take_handed_off() {
+            // The hand-off took it out of the queue.
+            self.queued = false;
+            return Ok(Admission::Hold(offered));
+        }
+        let Self { queue, name, options, demand, .. } = *self;
+        let found = queue.pulse(name, &mut self.ticket, demand, options, now);
+        self.queued = matches!(found, Found::Nothing { .. });
+        match found {
+            Found::Turn(begun) => {
+                Ok(Admission::Turn(Turn::new(queue, name, demand.mode, begun, self.ticket)))
+            }
+            Found::Join(hold) => Ok(Admission::Join(hold)),
+            Found::Hold(offered) => Ok(Admission::Hold(offered)),
+            Found::Nothing { waits, woken } => {
+                self.woken = woken.or(self.woken.take());
+                Err(waits)
+            }
+        }
+    }
+}
+
+impl Drop for WaiterGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.filter(|_| self.queued) {
+            self.queue.withdraw(self.name, ticket);
+        }
+    }
+}
+
+/// The permission to ask the store for a name. The hold of a grant takes over its [`HolderSlot`]; otherwise,
+/// dropping the turn ends it.
+pub(crate) struct Turn {
+    queue: Arc<Queue>,
+    name: Name,
+    turn: TurnNumber,
+    mode: Mode,
+    /// True if a hold has the slot.
+    granted: bool,
+    /// Whether its hold takes part in the line of the name.
+    fair: bool,
+    not_before: Option<Instant>,
+    /// What the call that asked before has learned.
+    pub(in crate::engine) seen: Option<Seen>,
+}
+
 impl Turn {
+    /// Creates the guard of a turn that has begun, for a waiter with this ticket if it has waited.
+    fn new(queue: &Arc<Queue>, name: &Name, mode: Mode, begun: Begun, ticket: Option<u64>) -> Self {
+        let Begun { number, not_before, seen } = begun;
+        let turn = TurnNumber { number, ticket: ticket.unwrap_or(number) };
+        let (queue, name) = (Arc::clone(queue), name.clone());
+        Self { queue, name, turn, mode, granted: false, fair: false, not_before, seen }
+    }
+
     /// Returns the earliest time to ask the store, if waiters elsewhere go first.
     pub(crate) fn not_before(&self) -> Option<Instant> {
         self.not_before
@@ -120,119 +197,64 @@ impl Turn {
 
     /// Sets the time by which the next step follows. After that, waiters may reclaim the turn.
     pub(crate) fn set_due(&self, time: Instant) {
-        self.with_entry(|entry, number| entry.members.set_due(number, time));
+        self.queue.set_due(&self.name, self.turn.number, time);
     }
 
     /// Records a request to the store at `now`, and that the next step follows by `due`. Returns the time of the first
     /// unanswered request, or `None` if the turn was reclaimed.
     pub(crate) fn asked(&self, now: Instant, due: Instant) -> Option<Instant> {
-        self.with_entry(|entry, number| {
-            entry.members.asks(number, due)?;
-            Some(*entry.silent_since.get_or_insert(now))
-        })
-        .flatten()
+        self.queue.turn_asks(&self.name, self.turn.number, now, due)
     }
 
     /// Records that the store has refused the request: this call waits, and others have the name.
     pub(crate) fn held_elsewhere(&self) {
-        self.with_entry(|entry, number| entry.members.refuse(number));
+        self.queue.turn_refused(&self.name, self.turn.number);
         self.queue.saw_another(&self.name);
     }
 
-    fn with_entry<R>(&self, change: impl FnOnce(&mut NameEntry, u64) -> R) -> Option<R> {
-        let mut state = self.queue.lock();
-        state.names.get_mut(&self.name).map(|entry| change(entry, self.number))
-    }
-
-    /// Keeps the turn after a grant of the request sent at `sent`, by its own flow or by one before it. It keeps it even if
+    /// Keeps the turn after a grant of the request sent at `sent`, by its own call or by one before it. It keeps it even if
     /// the turn was reclaimed meanwhile: the store cannot grant the name to the turns that replaced it and that exclude
     /// this mode.
     pub(crate) fn keep(&self, sent: Instant, is_own: bool) -> Kept {
-        let Self { name, number, .. } = self;
-        let mut state = self.queue.lock();
-        let heard = self.fair || state.pauses.is_heard(name);
-        let served_at = heard.then_some(state.numbers);
-        let own = || Member {
-            number: *number,
-            mode: self.mode,
-            stage: Stage::Holding(None),
-            forced: false,
-            doubted: false,
-        };
-        let QueueState { names, forced, .. } = &mut *state;
-        let was_forced = *forced >= Some(sent);
-        let entry = match names.get_mut(name) {
-            Some(entry) => entry,
-            None if was_forced => return Kept::Forced,
-            None => names.entry(name.clone()).or_insert_with(|| NameEntry::new(own())),
-        };
-        let member = entry.members.get(*number);
-        // A member does not know what came before its own request.
-        if (member.is_none() || !is_own) && was_forced {
-            return Kept::Forced;
-        }
-        let forced = member.is_some_and(|member| member.forced);
-        let excludes = |member: &Member| {
-            member.is_seat() && member.number != *number && !member.mode.can_share(self.mode)
-        };
-        if !entry.members.can_all_share(self.mode) && entry.members.iter().any(excludes) {
-            return Kept::Excluded;
-        }
-        if forced {
-            return Kept::Forced;
-        }
-        let removed = entry.take_excluded(self.mode, *number);
-        let seated = |member: &mut Member| member.stage = Stage::Holding(None);
-        if !entry.members.change(*number, seated) {
-            entry.members.push(own());
-        }
-        if served_at.is_some() || entry.rivals().is_some() {
-            entry.rivals_or_default().served_at = served_at;
-        }
-        drop(state);
-        drop(removed);
-        Kept::Yes
+        let Self { turn, mode, fair, .. } = *self;
+        self.queue.keep(&self.name, GrantedTurn { turn, mode, fair, sent, is_own })
     }
 
-    /// Lets holds be handed off to the flow that has this turn.
-    pub(super) fn seek(&self, options: &Options) -> oneshot::Receiver<Option<HandedOff>> {
-        let (pass, passed) = oneshot::channel();
-        let Self { mode, ticket, .. } = *self;
-        let replaced = self.with_entry(|entry, number| {
-            entry.members.get(number)?;
-            let options = options.clone();
-            let seeker = Seeker { number, mode, options, ticket, pass, seen: None };
-            entry.rivals_or_default().seeker.replace(seeker)
-        });
-        drop(replaced);
-        passed
+    /// Waits until the turn ends because a grant that another call heard of late has taken the name, or because it was
+    /// reclaimed.
+    pub(in crate::engine) async fn ended(&self) {
+        if let Some(woken) = self.queue.listen_to_turn(&self.name, self.turn.number) {
+            // Its own call ends it without a message.
+            drop(woken.await);
+        }
     }
 
-    /// Records what this flow knows of the store, for the next turn, if a hold is handed off to this flow.
+    /// Lets holds be handed off to the call that has this turn.
+    pub(in crate::engine) fn seek(&self, options: &Options) -> Woken {
+        self.queue.seek(&self.name, self.turn, options)
+    }
+
+    /// Records what this call knows of the store, for the next turn, if a hold is handed off to this call.
     pub(super) fn saw(&self, seen: Seen) {
-        let replaced = self.with_entry(|entry, number| {
-            let seeker = entry.rivals_mut()?.seeker.as_mut()?;
-            (seeker.number == number).then(|| seeker.seen.replace(seen))
-        });
-        drop(replaced);
+        self.queue.saw(&self.name, self.turn.number, seen);
     }
 
-    /// Returns the number of its member in the queue.
+    /// Returns the number of its occupant in the queue.
     pub(in crate::engine) fn number(&self) -> u64 {
-        self.number
+        self.turn.number
     }
 
-    /// Turns it into the seat of a hold, after [`Kept::Yes`].
-    pub(in crate::engine) fn into_seat(mut self) -> Option<Seat> {
+    /// Turns it into the slot of a hold, after [`Kept::Yes`].
+    pub(in crate::engine) fn into_slot(mut self) -> Option<HolderSlot> {
         self.granted = true;
-        Seat::new(self.number)
+        HolderSlot::new(self.turn.number)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         if !self.granted {
-            self.queue.leave(&self.name, self.number);
+            self.queue.end_turn(&self.name, self.turn);
         }
     }
 }

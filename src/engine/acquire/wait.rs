@@ -26,7 +26,16 @@ impl AcquireLoop<'_, '_> {
             let now = core.now();
             let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
             turn.set_due(now + step + core.timing.attempt);
-            if step.is_zero() || hints.wait(core, self.target(), holder, step).await {
+            if step.is_zero() {
+                break;
+            }
+            let is_hint = tokio::select! {
+                biased;
+                is_hint = hints.wait(core, self.target(), holder, step) => is_hint,
+                // Then there is nothing to ask for.
+                () = turn.ended() => true,
+            };
+            if is_hint {
                 break;
             }
         }

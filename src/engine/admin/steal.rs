@@ -17,9 +17,10 @@
 use super::revoke::Revoked;
 use crate::engine::acquire::Claim;
 use crate::engine::acquire::attempt::Attempt;
-use crate::engine::acquire::turn::{Kept, Turn};
-use crate::engine::machine::heirs::Heirs;
+use crate::engine::acquire::turn::Turn;
 use crate::engine::machine::hold::State;
+use crate::engine::machine::name::Kept;
+use crate::engine::machine::scope::HandoffScope;
 use crate::engine::shared::asker::Asker;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
@@ -212,11 +213,11 @@ fn begin(
     let holder = attempt.holder();
     let unsure_until = attempt.accept_grant();
     let target = Target::exclusive(name.clone());
-    let heirs = Heirs::of(false, sent, oldest);
+    let scope = HandoffScope::of(false, sent, oldest);
     let options = options.clone();
     Some(Hold::begin(
         core,
-        Grant { target, options, holder, fence, reached, sent, now, unsure_until, heirs, turn },
+        Grant { target, options, holder, fence, reached, sent, now, unsure_until, scope, turn },
         asker,
     ))
 }

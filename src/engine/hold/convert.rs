@@ -8,7 +8,7 @@
 //!    the lease does not come back. Any answer but the change releases it.
 //! 3. **One request, never repeated.** A late copy of it would change the mode once more. If its fate is unknown, the hold
 //!    is released; a release and a renewal go by the holder id, in either mode.
-//! 4. **The seat stays taken.** While a reader becomes the writer, the queue treats its seat as that of a writer; a writer
+//! 4. **The slot stays taken.** While a reader becomes the writer, the queue treats its slot as that of a writer; a writer
 //!    that becomes a reader admits other readers only after the store did.
 
 use crate::clock::Instant;
@@ -90,10 +90,10 @@ async fn run(
         }
     }
     let mut change = ModeChange::new(core, hold);
-    let number = hold.seat_number();
+    let number = hold.slot_number();
     let upgrades = !mode.is_shared();
-    let seat = number.filter(|number| !upgrades || core.queue.begin_upgrade(&hold.name, *number));
-    let Some(number) = seat else {
+    let slot = number.filter(|number| !upgrades || core.queue.begin_upgrade(&hold.name, *number));
+    let Some(number) = slot else {
         change.refused();
         return Ok(Converted::Refused);
     };
@@ -131,7 +131,7 @@ async fn run(
             }
         }
         Ok(Acquired::Held { .. }) if upgrades => {
-            core.queue.reseat(&hold.name, number, hold.mode, None);
+            core.queue.end_upgrade(&hold.name, number, hold.mode);
             change.refused();
             Ok(Converted::Refused)
         }
@@ -148,7 +148,7 @@ async fn run(
 }
 
 impl Hold {
-    /// Ends the hold and installs the one of the new mode in its seat. Returns `None` if the hold is lost, or the answer
+    /// Ends the hold and installs the one of the new mode in its slot. Returns `None` if the hold is lost, or the answer
     /// came too late.
     fn change_mode(
         self: &Arc<Self>,
@@ -167,13 +167,13 @@ impl Hold {
         if mode.is_joined() {
             state.share();
         }
-        let (seat, scheduled) = (inner.seat.take(), inner.scheduled.take());
+        let (slot, scheduled) = (inner.slot.take(), inner.scheduled.take());
         let target = Target::new(self.name.clone(), mode);
         let holder = (self.holder, fence);
-        let next = Self::new(target, self.options.clone(), holder, now, state, seat);
+        let next = Self::new(target, self.options.clone(), holder, now, state, slot);
         let share = inner.shares.as_deref().map_or(Share::FIRST, Shares::only);
         Self::changes_to(&mut inner, share, &next);
-        core.queue.reseat(&self.name, number, mode, Some((Arc::clone(&next), sent)));
+        core.queue.reseat(&next, number, sent);
         core.counters.risks(was_at_risk, false);
         let (from, held) = (self.mode, self.held(now));
         let told = next.happened(core, now, EventKind::ModeChanged { from, held, fence });

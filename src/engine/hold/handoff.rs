@@ -20,7 +20,7 @@
 //!    refused, so it need not ask. If that flow wants another number of permits, or makes one attempt, the hold is
 //!    released in the store.
 //! 6. **In the order of the line.** A hold of a fair lock is handed off only to a waiter that may pass those of other
-//!    processes ([`Heirs`](crate::engine::machine::heirs::Heirs)).
+//!    processes ([`HandoffScope`](crate::engine::machine::scope::HandoffScope)).
 //! 7. **On the terms of its holder.** A hold before the end of its `min_hold` is not handed off, and no hold to a waiter with
 //!    another `lock_delay`, which the store does not know yet.
 //! 8. **Its own in the store, if that matters.** A hold that another manager wants is released: that is what it asked for, and
@@ -32,15 +32,14 @@
 //!     released: no waiter waits for a future that is not polled.
 
 use crate::clock::Instant;
-use crate::engine::machine::handed_off::{HandedOff, TakesBack};
 use crate::engine::machine::hold::{Phase, State};
-use crate::engine::machine::name::Delivery;
-use crate::engine::machine::queue::Chain;
-use crate::engine::machine::seat::Seat;
+use crate::engine::machine::scope::Chain;
 use crate::engine::machine::share::Share;
+use crate::engine::machine::slot::HolderSlot;
 use crate::engine::shared::asker::Asker;
 use crate::engine::shared::core::{Core, Settings};
 use crate::engine::shared::hold::{Hold, Inner};
+use crate::engine::shared::queue::{HandedOff, Handoff};
 use crate::observe::{EventKind, How, Told};
 use crate::util::panics::run_wakers;
 use std::sync::{Arc, MutexGuard};
@@ -87,11 +86,12 @@ impl Hold {
 
     /// Hands the hold off to the first waiter. Otherwise it returns the hold's data, locked.
     fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<MutexGuard<'_, Inner>> {
-        let (delivery, hold, is_described) = match self.prepare_handoff(core, now) {
+        let (handoff, is_described) = match self.prepare_handoff(core, now) {
             Ok(next) => next,
             Err(inner) => return Some(inner),
         };
-        delivery.complete();
+        let hold = Arc::clone(&handoff.hold);
+        core.queue.complete(handoff);
         if is_described {
             // The description of the holder before it is out of date.
             core.tell_later(&hold);
@@ -99,13 +99,13 @@ impl Hold {
         None
     }
 
-    /// Ends the hold for its holder and starts the next one, if it may be handed off. Returns what wakes its waiter, the next
-    /// hold, and whether the store describes the holder before it. If it may not, returns the hold's data, still locked.
+    /// Ends the hold for its holder and starts the next one, if it may be handed off. Returns what wakes its waiter, and
+    /// whether the store describes the holder before it. If it may not, returns the hold's data, still locked.
     fn prepare_handoff(
         self: &Arc<Self>,
         core: &Arc<Core>,
         now: Instant,
-    ) -> Result<(Delivery, Arc<Self>, bool), MutexGuard<'_, Inner>> {
+    ) -> Result<(Handoff, bool), MutexGuard<'_, Inner>> {
         let mut inner = self.lock();
         let Settings { handoff_bound, fencing, .. } = core.settings;
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
@@ -115,7 +115,7 @@ impl Hold {
             // A leader resigns in the store: observers never see its value under the id of the next.
             || inner.described.as_ref().is_some_and(|told| told.value.is_some())
             || self.keeps_its_id(&inner)
-            // The seat of a reader that tried to become the writer is that of a writer still.
+            // The slot of a reader that tried to become the writer is that of a writer still.
             || !self.mode.can_hand_off()
         {
             return Err(inner);
@@ -123,19 +123,19 @@ impl Hold {
         let chain = Chain {
             began: inner.state.chain_began(),
             is_young: inner.state.is_young(now),
-            heirs: inner.state.heirs(),
+            scope: inner.state.handoff_scope(),
             delay: inner.state.delay(),
         };
-        let Some(seat) = inner.seat.as_ref().map(Seat::number) else { return Err(inner) };
+        let Some(slot) = inner.slot.as_ref().map(HolderSlot::number) else { return Err(inner) };
         let is_offered = inner.state.is_offered();
         let mut told = Told::default();
         let mut is_described = false;
-        let next = core.queue.hand_off((&self.name, seat), now, &chain, |options| {
+        let next = core.queue.hand_off(&self.name, slot, now, &chain, |options| {
             let state = inner.state.hand_off(now + core.timing.attempt);
-            let seat = inner.seat.take();
+            let slot = inner.slot.take();
             let fence = self.fence.map(|fence| fence + 1);
             let holder = (self.holder, fence);
-            let hold = Self::new(self.target(), options, holder, now, state, seat);
+            let hold = Self::new(self.target(), options, holder, now, state, slot);
             if let Some(described) = Self::described_to(&inner) {
                 is_described = true;
                 hold.lock().described = Some(described);
@@ -144,18 +144,17 @@ impl Hold {
             if !is_offered {
                 told = self.happened(core, now, EventKind::HandedOff { held: self.held(now) });
             }
-            let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
-            (hold, offered)
+            hold
         });
-        let Some((delivery, next)) = next else { return Err(inner) };
+        let Some(next) = next else { return Err(inner) };
         let (scheduled, watchers) = (inner.scheduled.take(), self.watchers(&inner));
         drop(inner);
         told.finish();
-        next.start_after(core, self, scheduled);
+        next.hold.start_after(core, self, scheduled);
         if let Some(watchers) = watchers {
             run_wakers(|| watchers.notify_waiters());
         }
-        Ok((delivery, next, is_described))
+        Ok((next, is_described))
     }
 }
 
@@ -182,11 +181,5 @@ impl HandedOff {
         });
         told.finish();
         hold
-    }
-}
-
-impl TakesBack for Core {
-    fn take_back(self: Arc<Self>, hold: Arc<Hold>) {
-        hold.leave_in_background(&self, Share::FIRST);
     }
 }

@@ -96,7 +96,7 @@ impl Flush<'_> {
         if answered && self.silent {
             queue.answered(name);
         }
-        if !answered && self.hold.seat_number().is_some() {
+        if !answered && self.hold.slot_number().is_some() {
             queue.asked(name, self.now);
             self.silent = true;
         }

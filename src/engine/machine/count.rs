@@ -3,8 +3,8 @@
 //! The count in this process is the truth. The store's is a record, for those who look at it: it is written in the
 //! background, absolute, one request of a hold at a time, and nothing waits for it.
 
-use super::heirs::Heirs;
 use super::hold::{Cleanup, InFlight, NextRenewal, Phase, Recorded, Recording, State, Terms};
+use super::scope::HandoffScope;
 use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
@@ -205,13 +205,13 @@ impl State {
     }
 
     /// Sets to whom the hold may be handed off.
-    pub(in crate::engine) fn set_heirs(&mut self, heirs: Heirs) {
-        self.heirs = heirs;
+    pub(in crate::engine) fn set_handoff_scope(&mut self, scope: HandoffScope) {
+        self.scope = scope;
     }
 
     /// Returns to whom the hold may be handed off.
-    pub(in crate::engine) fn heirs(&self) -> Heirs {
-        self.heirs
+    pub(in crate::engine) fn handoff_scope(&self) -> HandoffScope {
+        self.scope
     }
 
     /// Returns the time of the request that the store granted; hand-offs keep it.
@@ -250,7 +250,7 @@ impl State {
             offered: true,
             chain_began: self.chain_began,
             reached: self.reached,
-            heirs: self.heirs,
+            scope: self.scope,
             handoffs: self.handoffs + 1,
             fence_kept: self.fence_kept,
             // What has failed is tried again.

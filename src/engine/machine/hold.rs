@@ -4,7 +4,7 @@ pub(crate) use super::count::{ChangeVerdict, Next, Recorder, Reentry};
 pub(crate) use super::end::Ended;
 pub(crate) use super::policy::Terms;
 
-use super::heirs::Heirs;
+use super::scope::HandoffScope;
 use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Loss, Result};
@@ -153,7 +153,7 @@ pub(crate) struct State {
     /// `Instant::MAX` if unknown.
     pub(super) reached: Instant,
     /// To whom it may be handed off.
-    pub(super) heirs: Heirs,
+    pub(super) scope: HandoffScope,
     /// The latest time of the release that is owed to the store, if the key is still ours after the
     /// loss.
     pub(super) owed: Option<Instant>,
@@ -184,7 +184,7 @@ impl State {
             failures: 0,
             chain_began: sent,
             reached: sent,
-            heirs: Heirs::Plain,
+            scope: HandoffScope::Plain,
             handoffs: 0,
             live: 1,
             recorded: Recorded::Known(1),

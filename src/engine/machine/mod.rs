@@ -2,22 +2,23 @@
 //! look at it again. Nothing here does I/O.
 
 mod count;
+pub(super) mod effects;
 mod end;
-pub(super) mod handed_off;
-pub(super) mod heirs;
 pub(super) mod hold;
-pub(super) mod members;
 mod mode;
 pub(super) mod name;
-pub(super) mod offers;
+#[cfg(test)]
+mod name_tests;
+pub(super) mod occupants;
+mod offers;
 mod owed;
 pub(super) mod pause;
 mod policy;
 pub(super) mod pulse;
-pub(super) mod queue;
 pub(super) mod schedule;
-pub(super) mod seat;
+pub(super) mod scope;
 pub(super) mod seen;
 pub(super) mod share;
+pub(super) mod slot;
 pub(super) mod timing;
 pub(super) mod waiters;

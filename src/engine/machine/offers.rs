@@ -1,38 +1,41 @@
-//! The offers that waiters find at their next check-in.
+//! The offers that waiters find at their next pulse.
 
-use super::handed_off::HandedOff;
 use super::waiters::Waiter;
-use crate::engine::shared::hold::Hold;
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-/// An offer to a waiter.
-pub(in crate::engine) enum Offer {
+/// An offer to a waiter. `H` is a hold.
+pub(in crate::engine) enum Offer<H> {
     /// The turn of this number.
     Turn(u64),
     /// A read hold that it may join.
-    Join(Arc<Hold>, Waiter),
+    Join(H, Waiter),
     /// A hold that is handed off to a waiter that was woken for another reason just before.
-    Hold(HandedOff),
+    Hold(H),
 }
 
 /// The offers of a name, in the order of the tickets of their waiters. There is mostly one, which a sorted queue finds, adds
-/// and removes for less than half of what a tree takes.
-#[derive(Default)]
-pub(in crate::engine) struct Offers(VecDeque<(u64, Offer)>);
+/// and removes for less than half of what a tree takes. They stand beside the waiters: the end of each turn looks through
+/// all offers, and there may be thousands of waiters.
+pub(in crate::engine) struct Offers<H>(VecDeque<(u64, Offer<H>)>);
 
-impl Offers {
+impl<H> Default for Offers<H> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<H> Offers<H> {
     /// Returns the index of the offer to this ticket, or the one at which it would be.
     fn find(&self, ticket: u64) -> Result<usize, usize> {
         self.0.binary_search_by_key(&ticket, |(ticket, _)| *ticket)
     }
 
-    pub(in crate::engine) fn contains(&self, ticket: u64) -> bool {
+    pub(super) fn contains(&self, ticket: u64) -> bool {
         self.find(ticket).is_ok()
     }
 
     /// Adds an offer. Returns the one that it replaces.
-    pub(in crate::engine) fn insert(&mut self, ticket: u64, offer: Offer) -> Option<Offer> {
+    pub(super) fn insert(&mut self, ticket: u64, offer: Offer<H>) -> Option<Offer<H>> {
         match self.find(ticket) {
             Ok(index) => self.0.get_mut(index).map(|(_, before)| std::mem::replace(before, offer)),
             Err(index) => {
@@ -43,19 +46,22 @@ impl Offers {
     }
 
     /// Removes the offer to this ticket.
-    pub(in crate::engine) fn take(&mut self, ticket: u64) -> Option<Offer> {
+    pub(super) fn take(&mut self, ticket: u64) -> Option<Offer<H>> {
         let index = self.find(ticket).ok()?;
         self.0.remove(index).map(|(_, offer)| offer)
     }
 
     /// Returns the tickets whose offer matches.
-    pub(super) fn tickets(&self, mut matches: impl FnMut(&Offer) -> bool) -> Vec<u64> {
+    pub(super) fn tickets(&self, mut matches: impl FnMut(&Offer<H>) -> bool) -> Vec<u64> {
         let offers = self.0.iter().filter(|(_, offer)| matches(offer));
         offers.map(|(ticket, _)| *ticket).collect()
     }
 
     /// Removes and returns the offers that match.
-    pub(super) fn take_all(&mut self, matches: impl FnMut(&Offer) -> bool) -> Vec<(u64, Offer)> {
+    pub(super) fn take_all(
+        &mut self,
+        matches: impl FnMut(&Offer<H>) -> bool,
+    ) -> Vec<(u64, Offer<H>)> {
         let tickets = self.tickets(matches);
         let taken = tickets.into_iter().filter_map(|ticket| Some((ticket, self.take(ticket)?)));
         taken.collect()
@@ -68,7 +74,7 @@ impl Offers {
     }
 
     /// Returns the last ticket whose offer matches.
-    pub(in crate::engine) fn last(&self, mut matches: impl FnMut(&Offer) -> bool) -> Option<u64> {
+    pub(super) fn last(&self, mut matches: impl FnMut(&Offer<H>) -> bool) -> Option<u64> {
         self.0.iter().rev().find(|(_, offer)| matches(offer)).map(|(ticket, _)| *ticket)
     }
 }
@@ -77,7 +83,7 @@ impl Offers {
 mod tests {
     use super::*;
 
-    fn number(offer: Option<Offer>) -> Option<u64> {
+    fn number(offer: Option<Offer<()>>) -> Option<u64> {
         match offer? {
             Offer::Turn(number) => Some(number),
             Offer::Join(..) | Offer::Hold(_) => None,
@@ -91,7 +97,7 @@ mod tests {
             assert_eq!(number(offers.insert(ticket, Offer::Turn(10 * ticket))), None);
         }
         assert_eq!(number(offers.insert(7, Offer::Turn(71))), Some(70));
-        let is_big = |offer: &Offer| matches!(offer, Offer::Turn(number) if *number > 40);
+        let is_big = |offer: &Offer<()>| matches!(offer, Offer::Turn(number) if *number > 40);
         assert_eq!(offers.tickets(is_big), [5, 7, 9]);
         assert_eq!(offers.last(|offer| !is_big(offer)), Some(2));
         assert!(offers.contains(5) && !offers.contains(6));

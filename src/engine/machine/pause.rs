@@ -133,7 +133,7 @@ impl Pauses {
     }
 
     /// Records that no waiter elsewhere heard a release at `now`.
-    pub(super) fn unheard(&mut self, name: &Name, now: Instant) {
+    pub(in crate::engine) fn unheard(&mut self, name: &Name, now: Instant) {
         if self.names.is_empty() {
             return;
         }

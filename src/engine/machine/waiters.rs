@@ -1,23 +1,30 @@
 //! The waiters of a name, in the order of their tickets.
 
-use super::handed_off::Wake;
 use crate::clock::Instant;
-use crate::engine::shared::options::Options;
 use crate::store::Mode;
 use std::collections::VecDeque;
+use std::time::Duration;
 
-/// A waiter in the queue.
-pub(in crate::engine) struct Waiter {
+/// What a call wants that may have to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) struct Demand {
     pub(in crate::engine) mode: Mode,
-    pub(in crate::engine) options: Options,
-    /// Wakes it for an offer. `None` while it has not checked in since it was woken.
-    pub(in crate::engine) wake: Option<Wake>,
-    /// The time of its last check-in.
-    pub(in crate::engine) checked_in: Instant,
     /// The time of its arrival.
     pub(in crate::engine) arrived: Instant,
     /// Whether it takes part in the line of the name.
     pub(in crate::engine) fair: bool,
+    /// The time for which its hold keeps the name closed beyond T if it is not released.
+    pub(in crate::engine) lock_delay: Duration,
+}
+
+/// A waiter in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) struct Waiter {
+    pub(super) demand: Demand,
+    /// The time of its last pulse.
+    pub(super) pulse: Instant,
+    /// Whether an offer wakes it. False while it has given no pulse since it was woken.
+    pub(super) listens: bool,
 }
 
 /// The number of slots that are kept though no waiter is in them.
@@ -35,11 +42,11 @@ pub(in crate::engine) struct Waiters {
 }
 
 impl Waiters {
-    pub(in crate::engine) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    pub(in crate::engine) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
@@ -52,12 +59,17 @@ impl Waiters {
         }
     }
 
-    pub(in crate::engine) fn get(&self, ticket: u64) -> Option<&Waiter> {
+    pub(super) fn get(&self, ticket: u64) -> Option<&Waiter> {
         self.slots.get(self.find(ticket).ok()?)?.1.as_ref()
     }
 
+    pub(super) fn get_mut(&mut self, ticket: u64) -> Option<&mut Waiter> {
+        let index = self.find(ticket).ok()?;
+        self.slots.get_mut(index)?.1.as_mut()
+    }
+
     /// Returns the waiter with this ticket; if there is none, it enters at its place.
-    pub(in crate::engine) fn get_or_insert_with(
+    pub(super) fn get_or_insert_with(
         &mut self,
         ticket: u64,
         new: impl FnOnce() -> Waiter,
@@ -72,7 +84,7 @@ impl Waiters {
     }
 
     /// Removes the waiter with this ticket.
-    pub(in crate::engine) fn remove(&mut self, ticket: u64) -> Option<Waiter> {
+    pub(super) fn remove(&mut self, ticket: u64) -> Option<Waiter> {
         let index = self.find(ticket).ok()?;
         let removed = self.slots.get_mut(index)?.1.take()?;
         self.count -= 1;
@@ -93,17 +105,17 @@ impl Waiters {
     }
 
     /// Returns the first waiter, and its ticket.
-    pub(in crate::engine) fn first(&self) -> Option<(u64, &Waiter)> {
+    pub(super) fn first(&self) -> Option<(u64, &Waiter)> {
         self.iter().next()
     }
 
     /// Returns the waiters in FIFO order, with their tickets.
-    pub(in crate::engine) fn iter(&self) -> impl Iterator<Item = (u64, &Waiter)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Waiter)> {
         self.slots.iter().filter_map(|(ticket, waiter)| Some((*ticket, waiter.as_ref()?)))
     }
 
     /// Returns the waiters in FIFO order to change, with their tickets.
-    pub(in crate::engine) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Waiter)> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Waiter)> {
         self.slots.iter_mut().filter_map(|(ticket, waiter)| Some((*ticket, waiter.as_mut()?)))
     }
 }
@@ -114,9 +126,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn waiter(millis: u64) -> Waiter {
-        let arrived = Instant::ZERO + std::time::Duration::from_millis(millis);
-        let (mode, options) = (Mode::Exclusive, Options::default());
-        Waiter { mode, options, wake: None, checked_in: arrived, arrived, fair: false }
+        let arrived = Instant::ZERO + Duration::from_millis(millis);
+        let lock_delay = Duration::ZERO;
+        let demand = Demand { mode: Mode::Exclusive, arrived, fair: false, lock_delay };
+        Waiter { demand, pulse: arrived, listens: false }
     }
 
     /// Enters and leaves 20 000 times in an order without pattern, beside a tree.
@@ -129,12 +142,12 @@ mod tests {
             // The queue grows to hundreds, and shrinks again.
             let (ticket, grows) = ((random >> 33) % 800, (round / 2000) % 2 == 0);
             if (random >> 20).is_multiple_of(4) != grows {
-                let entered = waiters.get_or_insert_with(ticket, || waiter(round)).arrived;
+                let entered = waiters.get_or_insert_with(ticket, || waiter(round)).demand.arrived;
                 let expected = tree.entry(ticket).or_insert_with(|| waiter(round));
-                assert_eq!(entered, expected.arrived, "one that is there stays");
+                assert_eq!(entered, expected.demand.arrived, "one that is there stays");
             } else {
-                let left = waiters.remove(ticket).map(|waiter| waiter.arrived);
-                assert_eq!(left, tree.remove(&ticket).map(|waiter| waiter.arrived));
+                let left = waiters.remove(ticket).map(|waiter| waiter.demand.arrived);
+                assert_eq!(left, tree.remove(&ticket).map(|waiter| waiter.demand.arrived));
             }
             assert_eq!(waiters.len(), tree.len());
             assert_eq!(waiters.first().map(|first| first.0), tree.keys().next().copied());

@@ -3,8 +3,8 @@
 //! subscriptions do.
 
 use super::core::Core;
+use super::queue::Queue;
 use crate::clock::Instant;
-use crate::engine::machine::queue::Queue;
 use crate::error::{Error, ErrorKind, Result};
 
 use crate::store::{

@@ -4,9 +4,9 @@ use super::describer::Describer;
 use super::hold::Hold;
 use super::job::Job;
 use super::options::Options;
+use super::queue::Queue;
 use super::served::Served;
 use crate::clock::{Clock, Instant};
-use crate::engine::machine::queue::Queue;
 use crate::engine::machine::schedule::{Call, Schedule};
 use crate::engine::machine::timing::Timing;
 use crate::error::{Error, ErrorKind, Result};
@@ -183,8 +183,8 @@ impl Core {
         let (calls, calls_waiting) = mpsc::unbounded_channel();
         let (describer, tells) = Describer::new();
         let queues = WorkQueues { calls: calls_waiting, jobs: jobs_waiting, tells };
-        Arc::new(Self {
-            queue: Arc::new(Queue::new(store.clock(), &timing)),
+        Arc::new_cyclic(|core| Self {
+            queue: Arc::new(Queue::new(store.clock(), &timing, Weak::clone(core))),
             clock: store.clock(),
             store,
             can,

@@ -3,10 +3,10 @@
 use super::description::Description;
 use super::options::Options;
 use crate::clock::Instant;
-use crate::engine::machine::heirs::Heirs;
 use crate::engine::machine::hold::{Next, Phase, State};
-use crate::engine::machine::seat::Seat;
+use crate::engine::machine::scope::HandoffScope;
 use crate::engine::machine::share::{Share, Shares};
+use crate::engine::machine::slot::HolderSlot;
 use crate::engine::machine::timing::Timing;
 use crate::error::{Error, Loss};
 use crate::store::{HolderId, Keep, Mode, Name, Target};
@@ -53,12 +53,19 @@ pub(crate) struct Hold {
     downgraded: AtomicBool,
 }
 
+/// Two holds are equal if they are the same.
+impl PartialEq for Hold {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
 pub(in crate::engine) struct Inner {
     /// Its time in the watchdog's schedule.
     pub(in crate::engine) scheduled: Option<Instant>,
     pub(in crate::engine) state: State,
     /// Kept until nothing more is to be sent for this hold.
-    pub(in crate::engine) seat: Option<Seat>,
+    pub(in crate::engine) slot: Option<HolderSlot>,
     /// The handles that share a read hold. `None` while it has one.
     pub(in crate::engine) shares: Option<Box<Shares>>,
     /// Its description, once it is written.
@@ -87,7 +94,7 @@ impl Hold {
         (holder, fence): (HolderId, Option<u64>),
         began: Instant,
         state: State,
-        seat: Option<Seat>,
+        slot: Option<HolderSlot>,
     ) -> Arc<Self> {
         Arc::new(Self {
             name,
@@ -107,7 +114,7 @@ impl Hold {
                 failure: None,
                 latest: None,
                 scheduled: None,
-                seat,
+                slot,
                 shares: None,
                 state,
             }),
@@ -144,9 +151,9 @@ impl Hold {
         inner.latest = Some((share, latest));
     }
 
-    /// Returns the number of its seat in the queue, while it has one.
-    pub(in crate::engine) fn seat_number(&self) -> Option<u64> {
-        self.lock().seat.as_ref().map(Seat::number)
+    /// Returns the number of its slot in the queue, while it has one.
+    pub(in crate::engine) fn slot_number(&self) -> Option<u64> {
+        self.lock().slot.as_ref().map(HolderSlot::number)
     }
 
     pub(in crate::engine) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -164,8 +171,8 @@ impl Hold {
     }
 
     /// Returns to whom the hold may be handed off.
-    pub(in crate::engine) fn heirs(&self) -> Heirs {
-        self.lock().state.heirs()
+    pub(in crate::engine) fn handoff_scope(&self) -> HandoffScope {
+        self.lock().state.handoff_scope()
     }
 
     pub(crate) fn count(&self) -> u32 {

@@ -7,9 +7,9 @@ use super::job::{Job, Sweep};
 use super::options::Options;
 use crate::clock::Instant;
 use crate::engine::acquire::turn::Turn;
-use crate::engine::machine::heirs::Heirs;
 use crate::engine::machine::hold::{ChangeVerdict, Phase, Recorder, Reentry, State};
 use crate::engine::machine::schedule::Group;
+use crate::engine::machine::scope::HandoffScope;
 use crate::engine::machine::share::Share;
 use crate::error::{Error, Loss, Result};
 use crate::observe::{EventKind, How};
@@ -35,14 +35,14 @@ pub(crate) struct Grant {
     /// The time until which other requests of this grant may still run.
     pub(crate) unsure_until: Option<Instant>,
     /// To whom the hold may be handed off.
-    pub(in crate::engine) heirs: Heirs,
+    pub(in crate::engine) scope: HandoffScope,
     pub(in crate::engine) turn: Turn,
 }
 
 impl Hold {
     /// Begins the life of a hold: with one lease, scheduled, and in the queue.
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant, asker: &Asker<'_>) -> Arc<Self> {
-        let Grant { target, options, fence, reached, sent, now, unsure_until, heirs, .. } = grant;
+        let Grant { target, options, fence, reached, sent, now, unsure_until, scope, .. } = grant;
         let (holder, turn) = (grant.holder, grant.turn);
         let terms = core.terms(&options, now, asker.caller);
         let renew = core.timing.renewal(sent, core.jitter());
@@ -53,10 +53,10 @@ impl Hold {
         if target.mode.is_joined() {
             state.share();
         }
-        state.set_heirs(heirs);
+        state.set_handoff_scope(scope);
         state.set_terms(terms);
         let number = turn.number();
-        let hold = Self::new(target, options, (holder, fence), now, state, turn.into_seat());
+        let hold = Self::new(target, options, (holder, fence), now, state, turn.into_slot());
         // Before any other task can find it.
         hold.happened(core, now, asker.granted(fence, How::Store, now)).finish();
         let forced = core.queue.install(&hold, number, sent);
@@ -97,7 +97,7 @@ impl Hold {
         }
     }
 
-    /// Runs a transition and its effects: on the schedule, the token, the seat and the trace.
+    /// Runs a transition and its effects: on the schedule, the token, the slot and the trace.
     pub(in crate::engine) fn update<R>(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -147,7 +147,7 @@ impl Hold {
         }
         let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
         let over = inner.state.is_over();
-        let seat = if over { inner.seat.take() } else { None };
+        let slot = if over { inner.slot.take() } else { None };
         let watchers = watchers.filter(|(_, before)| *before != inner.state.visible());
         let told = believed_until.map(|until| {
             let left = until.saturating_duration_since(now);
@@ -168,8 +168,8 @@ impl Hold {
         if records {
             core.submit(Job::Record { name: self.name.clone(), holder: self.holder });
         }
-        if let Some(seat) = seat {
-            core.queue.leave_at(now, &self.name, seat.number());
+        if let Some(slot) = slot {
+            core.queue.leave_at(now, &self.name, slot.number());
         }
         if let Some(told) = told {
             told.finish();
@@ -446,11 +446,11 @@ pub(in crate::engine) fn lose_all(core: &Arc<Core>, name: &Name, loss: Loss) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::acquire::ticket::{Admission, Ticket, Waits};
-    use crate::engine::machine::handed_off::HandedOff;
+    use crate::engine::acquire::turn::{Admission, WaiterGuard};
     use crate::engine::machine::timing::Timing;
     use crate::engine::shared::core::{Settings, core_in_memory};
     use crate::engine::shared::options::NO_OPTIONS;
+    use crate::engine::shared::queue::{HandedOff, Waits};
     use crate::store::{MemoryStore, Mode};
     use std::future::Future;
     use std::pin::pin;
@@ -471,7 +471,7 @@ mod tests {
             sent: now,
             now,
             unsure_until: None,
-            heirs: Heirs::Plain,
+            scope: HandoffScope::Plain,
             turn,
         };
         let name = grant.target.name.clone();
@@ -506,19 +506,21 @@ mod tests {
         offered
     }
 
-    /// Returns a core, a hold, and tickets of waiters for it.
-    fn with_waiters<const N: usize>(test: impl FnOnce(&Arc<Core>, &Arc<Hold>, [Ticket<'_>; N])) {
+    /// Returns a core, a hold, and the guards of waiters for it.
+    fn with_waiters<const N: usize>(
+        test: impl FnOnce(&Arc<Core>, &Arc<Hold>, [WaiterGuard<'_>; N]),
+    ) {
         let settings = Settings { handoff_bound: 100, ..Settings::PLAIN };
         let core = Core::new(Arc::new(MemoryStore::new()), Timing::DEFAULT, settings, true);
         let (hold, name) = (begun(&core), Name::new("n").unwrap());
-        let mut tickets = [(); N].map(|()| core.queue.ticket(&name, Mode::Exclusive));
-        tickets.iter_mut().for_each(|ticket| assert!(ticket.check_in(core.now()).is_err()));
-        test(&core, &hold, tickets);
+        let mut waiters = [(); N].map(|()| core.queue.waiter(&name, Mode::Exclusive));
+        waiters.iter_mut().for_each(|waiter| assert!(waiter.check_in(core.now()).is_err()));
+        test(&core, &hold, waiters);
     }
 
     /// Returns whether a waiter was woken.
-    fn is_woken(ticket: &mut Ticket<'_>) -> bool {
-        pin!(ticket.woken()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    fn is_woken(waiter: &mut WaiterGuard<'_>) -> bool {
+        pin!(waiter.woken()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[test]
@@ -570,17 +572,17 @@ mod tests {
             let core = Core::new(store, Timing::DEFAULT, settings, true);
             let mut hold = begun(&core);
             let name = hold.name.clone();
-            let ticket = |_| core.queue.ticket(&name, Mode::Exclusive);
-            let mut tickets: Vec<Ticket> = (0..50).map(ticket).collect();
-            tickets.iter_mut().for_each(|ticket| assert!(ticket.check_in(core.now()).is_err()));
+            let waiter = |_| core.queue.waiter(&name, Mode::Exclusive);
+            let mut waiters: Vec<WaiterGuard> = (0..50).map(waiter).collect();
+            waiters.iter_mut().for_each(|waiter| assert!(waiter.check_in(core.now()).is_err()));
             let began = Barrier::new(2);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     began.wait();
-                    for mut ticket in tickets {
+                    for mut waiter in waiters {
                         hold.leave_in_background(&core, Share::FIRST);
                         let now = core.now();
-                        let Ok(Admission::Hold(next)) = ticket.check_in(now) else { return };
+                        let Ok(Admission::Hold(next)) = waiter.check_in(now) else { return };
                         let Some(next) = next.accept(&core, &asker(&core, &name), now) else {
                             return;
                         };

@@ -10,6 +10,7 @@ pub(super) mod hold;
 pub(super) mod job;
 pub(super) mod life;
 pub(super) mod options;
+pub(super) mod queue;
 mod report;
 mod served;
 pub(super) mod terms;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The waiters of this process to which a hold may be handed off, as far as those of other processes are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heirs {
+pub(crate) enum HandoffScope {
     /// Those that take no part in the line: the grant of a plain lock does not report who waits elsewhere.
     Plain,
     /// Any, because none waited elsewhere.
@@ -14,7 +14,7 @@ pub(crate) enum Heirs {
     Before(Instant),
 }
 
-impl Heirs {
+impl HandoffScope {
     /// Returns those of a grant that was requested at `sent`.
     pub(in crate::engine) fn of(fair: bool, sent: Instant, oldest: Option<Duration>) -> Self {
         match (fair, oldest) {
@@ -28,11 +28,24 @@ impl Heirs {
     }
 
     /// Returns whether a waiter is one of them.
-    pub(super) fn admit(self, fair: bool, arrived: Instant) -> bool {
+    pub(super) fn admits(self, fair: bool, arrived: Instant) -> bool {
         match self {
             Self::Plain => !fair,
             Self::All => true,
             Self::Before(time) => arrived < time,
         }
     }
+}
+
+/// The chain of hand-offs that a hold belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Chain {
+    /// The time of the request that the store granted.
+    pub(in crate::engine) began: Instant,
+    /// True if it is so short that it costs waiters elsewhere little.
+    pub(in crate::engine) is_young: bool,
+    /// To whom the hold may be handed off.
+    pub(in crate::engine) scope: HandoffScope,
+    /// The time for which the store keeps the name closed beyond T.
+    pub(in crate::engine) delay: Duration,
 }

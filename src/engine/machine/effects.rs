@@ -1,0 +1,104 @@
+//! What follows from a transition of a name. The caller performs it after it has released its lock, in the order of the
+//! fields of [`Effects`].
+
+/// The numbers of a queue: of its waiters and of its occupants. None is drawn twice.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Numbers(u64);
+
+impl Numbers {
+    /// Draws a number. The first one is 1.
+    pub(in crate::engine) fn draw(&mut self) -> u64 {
+        self.0 += 1;
+        self.0
+    }
+
+    /// Returns the last number drawn.
+    pub(in crate::engine) fn last(&self) -> u64 {
+        self.0
+    }
+}
+
+/// A list that is mostly empty or has one item, for which it allocates nothing.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::engine) struct Few<T> {
+    first: Option<T>,
+    more: Vec<T>,
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Self { first: None, more: Vec::new() }
+    }
+}
+
+impl<T> Few<T> {
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub(in crate::engine) fn push(&mut self, item: T) {
+        if self.first.is_none() {
+            self.first = Some(item);
+        } else {
+            self.more.push(item);
+        }
+    }
+}
+
+impl<T> Extend<T> for Few<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, items: I) {
+        items.into_iter().for_each(|item| self.push(item));
+    }
+}
+
+impl<T> IntoIterator for Few<T> {
+    type Item = T;
+    type IntoIter = std::iter::Chain<std::option::IntoIter<T>, std::vec::IntoIter<T>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.first.into_iter().chain(self.more)
+    }
+}
+
+/// A hold that is handed off to the waiter of this number.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::engine) struct HandOff<H> {
+    pub(in crate::engine) to: u64,
+    pub(in crate::engine) hold: H,
+}
+
+/// What follows from a transition. `H` is a hold.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::engine) struct Effects<H> {
+    /// Holds that the name had. They are only here to be dropped.
+    pub(in crate::engine) dropped: Few<H>,
+    /// Holds that were offered to a waiter which will not accept them: each goes to the next waiter, or is released.
+    pub(in crate::engine) returned: Few<H>,
+    /// The wake-up of a waiter that brings it a hold.
+    pub(in crate::engine) handed_off: Option<HandOff<H>>,
+    /// The numbers of the waiters to wake: they have an offer, or are out of the queue until their next pulse. The number of a
+    /// turn stands for the call that has it: the turn is gone.
+    pub(in crate::engine) woken: Few<u64>,
+}
+
+impl<H> Default for Effects<H> {
+    fn default() -> Self {
+        let (dropped, returned) = (Few::default(), Few::default());
+        Self { dropped, returned, handed_off: None, woken: Few::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_keeps_the_order_and_allocates_from_the_second_item_on() {
+        let mut few = Few::default();
+        assert!(few.is_empty());
+        few.push(1);
+        assert_eq!((few.is_empty(), few.more.capacity()), (false, 0));
+        few.extend([2, 3]);
+        assert_eq!(few.into_iter().collect::<Vec<_>>(), [1, 2, 3]);
+    }
+}

@@ -1,0 +1,981 @@
+//! The names of this process behind one lock, and the effects of their transitions.
+//!
+//! [`NameState`] decides; this is the shell around it. It has the time, the wakers of the waiters by their numbers, and what
+//! goes beyond one name: the pauses for waiters elsewhere, and the open places in the line.
+//!
+//! # Invariants
+//!
+//! 1. **A name has a state exactly as long as it has an occupant.**
+//! 2. **Nothing is dropped, woken or sent while the map is locked.** A transition returns its [`Effects`]. The wakers are
+//!    taken out under the lock, and used after it.
+//! 3. **A waiter has one waker at a time.** Whatever takes it out of the map wakes it.
+
+use super::core::Core;
+use super::hold::Hold;
+use super::options::{NO_OPTIONS, Options};
+use crate::clock::{Clock, Instant};
+use crate::engine::machine::effects::{Effects, Few, HandOff, Numbers};
+use crate::engine::machine::name::{
+    Admitted, Granted, Kept, Limits, NameState, Seated, Silence, Step, Times,
+};
+use crate::engine::machine::pause::{Heard, Pauses};
+use crate::engine::machine::scope::Chain;
+use crate::engine::machine::seen::Seen;
+use crate::engine::machine::share::Share;
+use crate::engine::machine::timing::Timing;
+use crate::engine::machine::waiters::Demand;
+use crate::store::{HolderId, Mode, Name, NameMap};
+use crate::util::panics::run_wakers;
+use crate::util::sync::Mutex;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard, Weak};
+use tokio::sync::oneshot;
+
+pub(crate) struct Queue {
+    state: Mutex<QueueState>,
+    clock: Clock,
+    limits: Limits,
+    /// Set with the first waiter of a fair lock.
+    is_fair: AtomicBool,
+    /// The owner of this queue, to which holds return that no waiter has accepted.
+    core: Weak<Core>,
+}
+
+type State = NameState<Arc<Hold>>;
+
+struct QueueState {
+    names: NameMap<State>,
+    numbers: Numbers,
+    wakers: Wakers,
+    pauses: Pauses,
+    /// The last time that this process forced a name open, whichever it was: a turn that was reclaimed has no place
+    /// where its own name could be remembered.
+    forced: Option<Instant>,
+    /// The open places in the line: see [`line`](crate::engine::acquire::line).
+    places: NameMap<OpenedPlace>,
+    /// What the calls that ask for permits have learned.
+    seen: NameMap<SeenOf>,
+}
+
+/// The holder id that took a place, and the arrival of the first local waiter, until that one asks.
+struct OpenedPlace {
+    holder: HolderId,
+    arrived: Instant,
+}
+
+/// What is known of the store for the next call that asks for permits of a name.
+#[derive(Default)]
+struct SeenOf {
+    /// The number of the turn that asks now, and what its call has learned.
+    asking: Option<(u64, Seen)>,
+    /// For the next turn.
+    next: Option<Seen>,
+}
+
+/// Brings a waiter its wake-up: with a hold that is handed off to it, or with `None` for a pulse.
+type Waker = oneshot::Sender<Option<HandedOff>>;
+
+/// Receives the wake-up of a waiter.
+pub(in crate::engine) type Woken = oneshot::Receiver<Option<HandedOff>>;
+
+/// A hold on its way to a waiter. Dropping it hands the hold off to the next waiter, or releases it.
+pub(crate) struct HandedOff {
+    core: Weak<Core>,
+    pub(in crate::engine) hold: Option<Arc<Hold>>,
+}
+
+impl Drop for HandedOff {
+    fn drop(&mut self) {
+        if let (Some(hold), Some(core)) = (self.hold.take(), self.core.upgrade()) {
+            hold.leave_in_background(&core, Share::FIRST);
+        }
+    }
+}
+
+/// The wakers of waiters, by their numbers.
+#[derive(Default)]
+struct Wakers(HashMap<u64, Listener, BuildHasherDefault<NumberHasher>>);
+
+/// A waiter that may be woken.
+struct Listener {
+    waker: Option<Waker>,
+    /// The options of its handle.
+    options: Options,
+}
+
+/// Spreads numbers that are drawn one after the other.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(self.0 ^ u64::from(*byte));
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Wakers {
+    /// The number of wakers for which memory is kept.
+    const SPARE: usize = 64;
+
+    /// Returns a new wake-up for this number, unless it has one.
+    fn listen(&mut self, number: u64, options: &Options) -> Option<Woken> {
+        let new = || Listener { waker: None, options: options.clone() };
+        let listener = self.0.entry(number).or_insert_with(new);
+        if listener.waker.is_some() {
+            return None;
+        }
+        let (waker, woken) = oneshot::channel();
+        listener.waker = Some(waker);
+        Some(woken)
+    }
+
+    fn take(&mut self, number: u64) -> Option<Waker> {
+        self.0.get_mut(&number)?.waker.take()
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Listener> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let removed = self.0.remove(&number)?;
+        let spare = 2 * self.0.len() + Self::SPARE;
+        if self.0.capacity() > 4 * spare {
+            self.0.shrink_to(spare);
+        }
+        Some(removed)
+    }
+
+    /// Removes the wakers of a turn.
+    fn remove_of(&mut self, turn: TurnNumber) -> [Option<Listener>; 2] {
+        [self.remove(turn.number), self.remove(turn.ticket)]
+    }
+
+    fn options(&self, number: u64) -> Options {
+        self.0.get(&number).map(|listener| listener.options.clone()).unwrap_or_default()
+    }
+}
+
+/// Effects on their way out of the lock: with the wakers instead of the numbers.
+#[must_use = "waiters wait for it"]
+struct Deferred {
+    dropped: Few<Arc<Hold>>,
+    returned: Few<Arc<Hold>>,
+    delivery: Option<Delivery>,
+    woken: Few<Waker>,
+    seen: Option<SeenOf>,
+}
+
+struct Delivery {
+    to: Listener,
+    hold: Arc<Hold>,
+}
+
+/// A turn that has begun.
+pub(in crate::engine) struct Begun {
+    pub(in crate::engine) number: u64,
+    /// The earliest time to ask the store, if waiters elsewhere go first.
+    pub(in crate::engine) not_before: Option<Instant>,
+    /// What the call that asked before has learned.
+    pub(in crate::engine) seen: Option<Seen>,
+}
+
+/// What a waiter finds at a pulse.
+pub(in crate::engine) enum Found {
+    Turn(Begun),
+    Join(Arc<Hold>),
+    Hold(HandedOff),
+    Nothing {
+        waits: Waits,
+        /// Its wake-up, unless it has one already.
+        woken: Option<Woken>,
+    },
+}
+
+/// The waiter has no offer.
+pub(crate) struct Waits {
+    /// When the oldest request of this name left that the store has not answered.
+    pub(crate) silent_since: Option<Instant>,
+    /// Whether this process may use the name as another kind of lock.
+    pub(crate) mixed: bool,
+}
+
+/// The numbers of a turn.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct TurnNumber {
+    pub(in crate::engine) number: u64,
+    /// That of its waiter, by which waiters are in order.
+    pub(in crate::engine) ticket: u64,
+}
+
+/// A hold that is handed off. [`Queue::complete`] wakes its waiter.
+#[must_use = "its waiter waits for it"]
+pub(in crate::engine) struct Handoff {
+    pub(in crate::engine) hold: Arc<Hold>,
+    effects: Deferred,
+    /// Only here to be dropped.
+    _learned: Option<Seen>,
+}
+
+/// What a pulse leads to, with what is only there to be dropped.
+struct Pulse {
+    found: Found,
+    _gone: Option<Listener>,
+}
+
+/// A grant of the store for a turn.
+#[derive(Clone, Copy)]
+pub(in crate::engine) struct GrantedTurn {
+    pub(in crate::engine) turn: TurnNumber,
+    pub(in crate::engine) mode: Mode,
+    /// Whether its hold takes part in the line of the name.
+    pub(in crate::engine) fair: bool,
+    /// The time at which the request was sent.
+    pub(in crate::engine) sent: Instant,
+    /// Whether the request was sent in this turn, and not in one before it.
+    pub(in crate::engine) is_own: bool,
+}
+
+impl QueueState {
+    /// Runs a transition of a name, which has a state only while it has an occupant.
+    fn run<R>(
+        &mut self,
+        name: &Name,
+        times: Times,
+        effects: &mut Effects<Arc<Hold>>,
+        run: impl FnOnce(&mut State, &mut Step<'_, Arc<Hold>>) -> R,
+    ) -> R {
+        let mut step = Step { times, numbers: &mut self.numbers, effects };
+        match self.names.get_mut(name) {
+            Some(state) => {
+                let result = run(state, &mut step);
+                if state.is_idle() {
+                    self.names.remove(name);
+                }
+                result
+            }
+            None => {
+                let mut state = State::default();
+                let result = run(&mut state, &mut step);
+                if !state.is_idle() {
+                    self.names.insert(name.clone(), state);
+                }
+                result
+            }
+        }
+    }
+
+    /// Replaces the numbers in effects by wakers.
+    fn defer(&mut self, name: &Name, effects: Effects<Arc<Hold>>) -> Deferred {
+        let Effects { dropped, mut returned, handed_off, woken: numbers } = effects;
+        let mut delivery = None;
+        if let Some(HandOff { to, hold }) = handed_off {
+            match self.wakers.remove(to) {
+                Some(to) => delivery = Some(Delivery { to, hold }),
+                None => returned.push(hold),
+            }
+        }
+        let mut woken = Few::default();
+        woken.extend(numbers.into_iter().filter_map(|number| self.wakers.take(number)));
+        // Without a call that asks next, nothing listens.
+        let is_over =
+            !self.seen.is_empty() && !self.names.get(name).is_some_and(State::is_asked_for);
+        let seen = if is_over { self.seen.remove(name) } else { None };
+        Deferred { dropped, returned, delivery, woken, seen }
+    }
+}
+
+impl Queue {
+    pub(crate) fn new(clock: Clock, timing: &Timing, core: Weak<Core>) -> Self {
+        let state = QueueState {
+            names: NameMap::default(),
+            numbers: Numbers::default(),
+            wakers: Wakers::default(),
+            pauses: Pauses::new(timing.ttl),
+            forced: None,
+            places: NameMap::default(),
+            seen: NameMap::default(),
+        };
+        let limits = Limits {
+            attempt: timing.attempt,
+            patience: timing.ttl / 4,
+            joins: timing.longest_chain,
+        };
+        Self { state: Mutex::new(state), clock, limits, is_fair: AtomicBool::new(false), core }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock()
+    }
+
+    /// Runs a change with the lock held, and performs the effects without it.
+    fn locked<R>(
+        &self,
+        name: &Name,
+        run: impl FnOnce(&mut QueueState, &mut Effects<Arc<Hold>>) -> R,
+    ) -> R {
+        let mut effects = Effects::default();
+        let mut state = self.lock();
+        let result = run(&mut state, &mut effects);
+        let deferred = state.defer(name, effects);
+        drop(state);
+        self.perform(deferred);
+        result
+    }
+
+    /// Performs effects. Call it with no lock held.
+    fn perform(&self, effects: Deferred) {
+        let Deferred { dropped, returned, delivery, woken, seen } = effects;
+        drop((dropped, seen));
+        for hold in returned {
+            drop(self.on_its_way(hold));
+        }
+        if let Some(Delivery { to, hold }) = delivery {
+            let offered = self.on_its_way(hold);
+            if let Some(waker) = to.waker {
+                wake(waker, Some(offered));
+            }
+        }
+        woken.into_iter().for_each(|waker| wake(waker, None));
+    }
+
+    fn on_its_way(&self, hold: Arc<Hold>) -> HandedOff {
+        HandedOff { core: Weak::clone(&self.core), hold: Some(hold) }
+    }
+
+    /// Looks at a name that has an occupant.
+    fn look<R>(&self, name: &Name, look: impl FnOnce(&State) -> R) -> Option<R> {
+        self.lock().names.get(name).map(look)
+    }
+
+    /// Changes a name that has an occupant, without effects.
+    fn note<R>(&self, name: &Name, note: impl FnOnce(&mut State) -> R) -> Option<R> {
+        self.lock().names.get_mut(name).map(note)
+    }
+}
+
+/// Wakes a waiter, with a hold that is handed off to it, if there is one.
+fn wake(waker: Waker, offered: Option<HandedOff>) {
+    // A waiter that was dropped needs no wake-up, and its hold goes to the next one.
+    run_wakers(|| drop(waker.send(offered)));
+}
+
+/// Waiters and turns.
+impl Queue {
+    /// Begins a turn at once, unless another call of this process waits for the name or blocks it.
+    pub(in crate::engine) fn try_enter(
+        &self,
+        name: &Name,
+        mode: Mode,
+        now: Instant,
+    ) -> Option<Begun> {
+        let times = self.limits.at(now);
+        self.locked(name, |queue, effects| {
+            let enter = |state: &mut State, step: &mut Step<'_, _>| state.try_enter(mode, step);
+            let number = queue.run(name, times, effects, enter)?;
+            Some(Begun { number, not_before: queue.pauses.not_before(name, now), seen: None })
+        })
+    }
+
+    /// Begins a turn at once, whatever else of this process asks for the name, holds it or waits: for a steal.
+    pub(in crate::engine) fn seize_turn(&self, name: &Name, mode: Mode, now: Instant) -> Begun {
+        let times = Times { due: now + self.limits.attempt * 3, ..self.limits.at(now) };
+        self.locked(name, |queue, effects| {
+            let number = queue.run(name, times, effects, |state, step| state.seize(mode, step));
+            Begun { number, not_before: queue.pauses.not_before(name, now), seen: None }
+        })
+    }
+
+    /// Records a pulse of a waiter, which gets a number at its first one. A waiter that finds nothing is in the queue.
+    pub(in crate::engine) fn pulse(
+        &self,
+        name: &Name,
+        ticket: &mut Option<u64>,
+        demand: Demand,
+        options: &Options,
+        now: Instant,
+    ) -> Found {
+        let times = self.limits.at(now);
+        let pulse = self.locked(name, |queue, effects| {
+            let ticket = *ticket.get_or_insert_with(|| queue.numbers.draw());
+            let admitted = queue.run(name, times, effects, |state, step| {
+                state.pulse(ticket, demand, step).ok_or_else(|| Waits {
+                    silent_since: state.silence().map(|silence| silence.since),
+                    mixed: state.is_mixed(demand.mode),
+                })
+            });
+            let admitted = match admitted {
+                Ok(admitted) => admitted,
+                Err(waits) => {
+                    let woken = queue.wakers.listen(ticket, options);
+                    return Pulse { found: Found::Nothing { waits, woken }, _gone: None };
+                }
+            };
+            let found = match admitted {
+                Admitted::Turn(number) => Found::Turn(Begun {
+                    number,
+                    not_before: queue.pauses.not_before(name, now),
+                    seen: queue.seen.get_mut(name).and_then(|seen| seen.next.take()),
+                }),
+                Admitted::Join(hold) => Found::Join(hold),
+                Admitted::Hold(hold) => Found::Hold(self.on_its_way(hold)),
+            };
+            Pulse { found, _gone: queue.wakers.remove(ticket) }
+        });
+        pulse.found
+    }
+
+    /// Removes a waiter that goes from the queue.
+    pub(in crate::engine) fn withdraw(&self, name: &Name, ticket: u64) {
+        let times = self.limits.at(self.clock.now());
+        let gone = self.locked(name, |queue, effects| {
+            queue.run(name, times, effects, |state, step| state.withdraw(ticket, step));
+            queue.wakers.remove(ticket)
+        });
+        drop(gone);
+    }
+
+    /// Ends a turn that brought no hold.
+    pub(in crate::engine) fn end_turn(&self, name: &Name, turn: TurnNumber) {
+        let times = self.limits.at(self.clock.now());
+        let gone = self.locked(name, |queue, effects| {
+            queue.run(name, times, effects, |state, step| state.leave(turn.number, step));
+            queue.wakers.remove_of(turn)
+        });
+        drop(gone);
+    }
+
+    /// Ends the slot of this number: removes its occupant, and admits the waiters that it blocked.
+    pub(in crate::engine) fn leave_at(&self, now: Instant, name: &Name, number: u64) {
+        let times = self.limits.at(now);
+        self.locked(name, |queue, effects| {
+            queue.run(name, times, effects, |state, step| state.leave(number, step))
+        });
+    }
+
+    /// Sets the time by which the next step of a turn follows. After that, waiters may reclaim the turn.
+    pub(in crate::engine) fn set_due(&self, name: &Name, number: u64, due: Instant) {
+        self.note(name, |state| state.set_due(number, due));
+    }
+
+    /// Records a request of a turn at `now`, and that its next step follows by `due`. Returns the time of the first
+    /// unanswered request, or `None` if the turn was reclaimed.
+    pub(in crate::engine) fn turn_asks(
+        &self,
+        name: &Name,
+        number: u64,
+        now: Instant,
+        due: Instant,
+    ) -> Option<Instant> {
+        self.note(name, |state| state.asks(number, now, due)).flatten()
+    }
+
+    /// Records that the store has refused the request of a turn.
+    pub(in crate::engine) fn turn_refused(&self, name: &Name, number: u64) {
+        self.note(name, |state| state.refuse(number));
+    }
+
+    /// Keeps a turn after a grant. See [`NameState::keep`].
+    pub(in crate::engine) fn keep(&self, name: &Name, granted: GrantedTurn) -> Kept {
+        let GrantedTurn { turn, mode, fair, sent, is_own } = granted;
+        let mut gone = [None, None];
+        let kept = self.locked(name, |queue, effects| {
+            let is_heard = fair || queue.pauses.is_heard(name);
+            let granted = Granted {
+                number: turn.number,
+                mode,
+                is_own,
+                was_forced: queue.forced >= Some(sent),
+                served_at: is_heard.then(|| queue.numbers.last()),
+            };
+            let times = self.limits.at(sent);
+            let keep =
+                |state: &mut State, step: &mut Step<'_, _>| state.keep(granted, step.effects);
+            let kept = queue.run(name, times, effects, keep);
+            if kept == Kept::Yes {
+                gone = queue.wakers.remove_of(turn);
+            }
+            kept
+        });
+        drop(gone);
+        kept
+    }
+
+    /// Returns a wake-up for the end of a turn that its call does not end itself; `None` if it has ended.
+    pub(in crate::engine) fn listen_to_turn(&self, name: &Name, number: u64) -> Option<Woken> {
+        let mut queue = self.lock();
+        let has_it = queue.names.get(name).is_some_and(|state| state.has(number));
+        if !has_it {
+            return None;
+        }
+        // That of a wait before it has no receiver any more.
+        drop(queue.wakers.take(number));
+        queue.wakers.listen(number, &NO_OPTIONS)
+    }
+
+    /// Lets holds be handed off to the call that has this turn. Returns what brings them.
+    pub(in crate::engine) fn seek(
+        &self,
+        name: &Name,
+        turn: TurnNumber,
+        options: &Options,
+    ) -> Woken {
+        let woken = self.locked(name, |queue, effects| {
+            let delay = options.lock_delay();
+            let state = queue.names.get_mut(name)?;
+            let seeks = state.seek(turn.number, turn.ticket, delay, effects);
+            if seeks { queue.wakers.listen(turn.ticket, options) } else { None }
+        });
+        // Otherwise none comes.
+        woken.unwrap_or_else(|| oneshot::channel().1)
+    }
+
+    /// Records what the call with this turn knows of the store, for the next turn, if a hold is handed off to it.
+    pub(in crate::engine) fn saw(&self, name: &Name, number: u64, learned: Seen) {
+        let replaced = {
+            let mut queue = self.lock();
+            let is_seeker = queue.names.get(name).is_some_and(|state| state.is_seeker(number));
+            is_seeker.then(|| {
+                queue.seen.entry(name.clone()).or_default().asking.replace((number, learned))
+            })
+        };
+        drop(replaced);
+    }
+
+    /// Wakes all waiters.
+    pub(crate) fn wake_all(&self) {
+        let mut woken = Vec::new();
+        let mut queue = self.lock();
+        let QueueState { names, wakers, .. } = &mut *queue;
+        for state in names.values_mut() {
+            let mut effects = Effects::default();
+            state.wake_all(&mut effects);
+            woken.extend(effects.woken.into_iter().filter_map(|number| wakers.take(number)));
+        }
+        drop(queue);
+        woken.into_iter().for_each(|waker| wake(waker, None));
+    }
+}
+
+/// Holds.
+impl Queue {
+    /// Puts the hold of a grant into the slot of this number. Returns whether the name may have been forced open or taken
+    /// after the request, which was sent at `sent`.
+    pub(crate) fn install(&self, hold: &Arc<Hold>, number: u64, sent: Instant) -> bool {
+        self.locked(&hold.name, |queue, effects| {
+            let Some(state) = queue.names.get_mut(&hold.name) else { return false };
+            let doubted = state.install(self.seated(number, hold, sent), hold.began);
+            if state.shares_with_waiters(hold.mode) {
+                let times = self.limits.at(self.clock.now());
+                state.advance(&mut Step { times, numbers: &mut queue.numbers, effects });
+            }
+            doubted
+        })
+    }
+
+    fn seated(&self, number: u64, hold: &Arc<Hold>, sent: Instant) -> Seated<Arc<Hold>> {
+        let joined_until = sent + self.limits.joins;
+        Seated { number, mode: hold.mode, hold: Arc::clone(hold), joined_until }
+    }
+
+    /// Installs the hold of `next` in the slot of the hold before, and offers it to the first waiter that is polled, if there
+    /// is one that it may be handed off to. [`complete`](Self::complete) must follow.
+    pub(in crate::engine) fn hand_off(
+        &self,
+        name: &Name,
+        slot: u64,
+        now: Instant,
+        chain: &Chain,
+        next: impl FnOnce(Options) -> Arc<Hold>,
+    ) -> Option<Handoff> {
+        let times = self.limits.at(now);
+        let mut effects = Effects::default();
+        let mut guard = self.lock();
+        let QueueState { names, numbers, wakers, seen, .. } = &mut *guard;
+        let state = names.get_mut(name)?;
+        let recipient = state.recipient(slot, chain, times)?;
+        let hold = next(wakers.options(recipient.ticket));
+        let mut step = Step { times, numbers, effects: &mut effects };
+        state.hand_off(slot, recipient, Arc::clone(&hold), &mut step);
+        let mut learned = None;
+        if let (true, Some(seen)) = (recipient.is_asking, seen.get_mut(name)) {
+            learned = std::mem::replace(&mut seen.next, seen.asking.take().map(|(_, seen)| seen));
+        }
+        let effects = guard.defer(name, effects);
+        drop(guard);
+        Some(Handoff { hold, effects, _learned: learned })
+    }
+
+    /// Wakes the recipient of a hold, and those that may ask next. Call it with no lock held.
+    pub(in crate::engine) fn complete(&self, handoff: Handoff) {
+        self.perform(handoff.effects);
+    }
+
+    /// Withdraws the offer of `hold` from a waiter that did not accept it in time.
+    pub(crate) fn missed(&self, hold: &Arc<Hold>) {
+        self.locked(&hold.name, |queue, effects| {
+            if let Some(state) = queue.names.get_mut(&hold.name) {
+                state.miss(hold, effects);
+            }
+        });
+    }
+
+    /// Returns the hold that a reader of another handle may join now: the youngest one, if none waits in the queue.
+    pub(in crate::engine) fn cohort(&self, name: &Name) -> Option<Arc<Hold>> {
+        self.look(name, |state| state.cohort(self.clock.now()).cloned()).flatten()
+    }
+
+    /// Lets no further reader join this hold.
+    pub(in crate::engine) fn disband(&self, hold: &Arc<Hold>) {
+        self.note(&hold.name, |state| state.disband(hold));
+    }
+
+    /// Marks a slot as one of [`Mode::Write`], if nothing else of this process holds the name, asks or waits for it.
+    /// Returns whether it did.
+    pub(in crate::engine) fn begin_upgrade(&self, name: &Name, number: u64) -> bool {
+        self.note(name, |state| state.begin_upgrade(number)) == Some(true)
+    }
+
+    /// Sets the mode of a slot back after an upgrade that was refused. Admits the waiters that may ask now.
+    pub(in crate::engine) fn end_upgrade(&self, name: &Name, number: u64, mode: Mode) {
+        let times = self.limits.at(self.clock.now());
+        self.locked(name, |queue, effects| {
+            queue.run(name, times, effects, |state, step| state.end_upgrade(number, mode, step));
+        });
+    }
+
+    /// Puts a hold of another mode into its slot, granted by a request of `sent`. Admits the waiters that may ask now.
+    pub(in crate::engine) fn reseat(&self, hold: &Arc<Hold>, number: u64, sent: Instant) {
+        let times = self.limits.at(self.clock.now());
+        let seated = self.seated(number, hold, sent);
+        self.locked(&hold.name, |queue, effects| {
+            queue.run(&hold.name, times, effects, |state, step| state.reseat(seated, step));
+        });
+    }
+
+    /// Returns the hold of a name that has this holder id.
+    pub(in crate::engine) fn hold_of(&self, name: &Name, holder: HolderId) -> Option<Arc<Hold>> {
+        self.look(name, |state| state.holds().find(|hold| hold.holder == holder).cloned()).flatten()
+    }
+
+    /// Returns the holds that this process has of a name.
+    pub(crate) fn holds_of(&self, name: &Name) -> Vec<Arc<Hold>> {
+        self.look(name, |state| state.holds().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Returns all holds of this process, in the order in which they were requested.
+    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
+        let state = self.lock();
+        let mut holds: Vec<Arc<Hold>> =
+            state.names.values().flat_map(State::holds).cloned().collect();
+        drop(state);
+        holds.sort_unstable_by_key(|hold| hold.holder.number());
+        holds
+    }
+
+    /// Returns all holds of this process, each with the number of waiters for its name, in the order in which they were
+    /// requested.
+    pub(crate) fn held(&self) -> Vec<(Arc<Hold>, usize)> {
+        let queue = self.lock();
+        let mut held = Vec::with_capacity(queue.names.len());
+        for state in queue.names.values() {
+            let waiters = state.waiting();
+            held.extend(state.holds().map(|hold| (Arc::clone(hold), waiters)));
+        }
+        drop(queue);
+        held.sort_unstable_by_key(|(hold, _)| hold.holder.number());
+        held
+    }
+
+    /// Returns the modes of another kind than `mode` in which this process has a name, or waits for it after an answer of
+    /// the store, and the holds.
+    pub(in crate::engine) fn used_otherwise(
+        &self,
+        name: &Name,
+        mode: Mode,
+    ) -> Vec<(Mode, Option<Arc<Hold>>)> {
+        let others = |state: &State| {
+            let others = state.used_otherwise(mode);
+            others.map(|other| (other.mode, other.hold().cloned())).collect()
+        };
+        self.look(name, others).unwrap_or_default()
+    }
+
+    /// Returns whether this waiter waits for the end of a hold of this process and is the first one that is polled.
+    pub(in crate::engine) fn is_first_behind_a_hold(
+        &self,
+        name: &Name,
+        ticket: u64,
+        mode: Mode,
+        now: Instant,
+    ) -> bool {
+        let since = self.limits.polled_since(now);
+        let is_first = |state: &State| {
+            let excludes = |hold: &Arc<Hold>| !hold.mode.can_share(mode);
+            state.holds().next().is_some_and(excludes) && state.is_first(ticket, since)
+        };
+        self.look(name, is_first) == Some(true)
+    }
+
+    /// Returns the number of waiters for a name before that of this number.
+    pub(in crate::engine) fn ahead(&self, name: &Name, number: Option<u64>) -> usize {
+        self.look(name, |state| state.ahead(number)).unwrap_or_default()
+    }
+
+    /// Returns whether a call of this process asks or waits for a name.
+    pub(crate) fn is_wanted(&self, name: &Name) -> bool {
+        self.look(name, |state| state.has_waiters() || state.is_asked_for()) == Some(true)
+    }
+}
+
+/// What is heard about names.
+impl Queue {
+    /// Records a release in the store. If waiters elsewhere heard it, the next turn pauses before
+    /// it asks; `None` means that no waiter elsewhere heard it.
+    pub(crate) fn released(&self, name: &Name, now: Instant, heard: Option<Heard>) {
+        let mut state = self.lock();
+        match heard {
+            Some(heard) => state.pauses.begin(name, heard),
+            None => state.pauses.unheard(name, now),
+        }
+    }
+
+    /// Returns the time until which waiters elsewhere go first, if that is to come.
+    pub(crate) fn not_before(&self, name: &Name) -> Option<Instant> {
+        self.lock().pauses.not_before(name, self.clock.now())
+    }
+
+    /// Records that the store has made a semaphore smaller, if this process has permits of it. Only the store knows when enough
+    /// of them are released, so no hold that it has granted is handed off any more.
+    pub(in crate::engine) fn shrunk(&self, name: &Name) {
+        let now = self.clock.now();
+        self.note(name, |state| state.shrunk(now));
+    }
+
+    /// Records that this process forced a name open, at the latest at `now`, or takes it from its holder for the turn of the
+    /// number `by`: each other request so far may have been granted before.
+    pub(crate) fn forced(&self, name: &Name, now: Instant, by: Option<u64>) {
+        let mut queue = self.lock();
+        queue.forced = Some(now);
+        if let Some(state) = queue.names.get_mut(name) {
+            state.mark_forced(by);
+        }
+    }
+
+    /// Records that another manager says that it has taken a name. A grant that is on its way is verified when it arrives:
+    /// it may have come before.
+    pub(in crate::engine) fn doubted(&self, name: &Name) {
+        self.note(name, State::mark_doubted);
+    }
+
+    /// Records a request at `now` that the store has not answered.
+    pub(crate) fn asked(&self, name: &Name, now: Instant) {
+        self.note(name, |state| state.unanswered(now));
+    }
+
+    /// Records that the store answered.
+    pub(crate) fn answered(&self, name: &Name) {
+        let now = self.clock.now();
+        self.note(name, |state| state.answered(now));
+    }
+
+    /// Records that the store answered that a name is held elsewhere.
+    pub(crate) fn saw_another(&self, name: &Name) {
+        let now = self.clock.now();
+        let mut queue = self.lock();
+        queue.pauses.saw_another(name);
+        if let Some(state) = queue.names.get_mut(name) {
+            state.saw_another(now);
+        }
+    }
+
+    /// Returns the silence of the store about a name; `None` if it has answered all requests.
+    pub(crate) fn silence(&self, name: &Name) -> Option<Silence> {
+        self.look(name, State::silence).flatten()
+    }
+}
+
+/// The line of the waiters of all processes: see [`line`](crate::engine::acquire::line).
+impl Queue {
+    /// Returns whether this process has used a fair lock.
+    pub(in crate::engine) fn is_fair(&self) -> bool {
+        self.is_fair.load(Ordering::Relaxed)
+    }
+
+    /// Records that this process uses a fair lock.
+    pub(in crate::engine) fn set_fair(&self) {
+        self.is_fair.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the arrival of the waiter that asks next, if it takes part in the line.
+    pub(in crate::engine) fn next_arrival(&self, name: &Name, now: Instant) -> Option<Instant> {
+        let since = self.limits.polled_since(now);
+        self.look(name, |state| state.next_arrival(since)).flatten()
+    }
+
+    /// Opens a place that a request of `holder` has taken for the waiter that asks next. Returns its arrival.
+    pub(in crate::engine) fn open_place(
+        &self,
+        name: &Name,
+        holder: HolderId,
+        now: Instant,
+    ) -> Option<Instant> {
+        let since = self.limits.polled_since(now);
+        let mut queue = self.lock();
+        let arrived = queue.names.get(name)?.next_arrival(since)?;
+        queue.places.insert(name.clone(), OpenedPlace { holder, arrived });
+        Some(arrived)
+    }
+
+    /// Takes an open place over: the request of a waiter refreshes it.
+    pub(in crate::engine) fn take_place(&self, name: &Name) {
+        let mut queue = self.lock();
+        if !queue.places.is_empty() {
+            queue.places.remove(name);
+        }
+    }
+
+    /// Removes the place that is open for a waiter which goes. Returns the holder id that took it.
+    pub(in crate::engine) fn abandoned_place(
+        &self,
+        name: &Name,
+        arrived: Instant,
+    ) -> Option<HolderId> {
+        let mut queue = self.lock();
+        if queue.places.is_empty() || queue.places.get(name)?.arrived != arrived {
+            return None;
+        }
+        queue.places.remove(name).map(|place| place.holder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::acquire::turn::{Admission, Turn, WaiterGuard};
+    use crate::engine::shared::core::core_in_memory;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    fn is_ready(future: impl Future) -> bool {
+        pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    fn name(name: &str) -> Name {
+        Name::new(name).unwrap()
+    }
+
+    fn turn(core: &Core, name: &Name) -> Turn {
+        core.queue.try_turn(name, Mode::Exclusive, core.now()).expect("a turn")
+    }
+
+    /// Returns the guard of a waiter that is in the queue.
+    fn waiter<'a>(core: &'a Core, name: &'a Name) -> WaiterGuard<'a> {
+        let mut waiter = core.queue.waiter(name, Mode::Exclusive);
+        assert!(waiter.check_in(core.now()).is_err());
+        waiter
+    }
+
+    fn is_empty(core: &Core) -> bool {
+        let queue = core.queue.lock();
+        queue.names.is_empty() && queue.wakers.0.is_empty() && queue.seen.is_empty()
+    }
+
+    #[test]
+    fn waiters_of_all_names_are_woken_at_once() {
+        let core = core_in_memory();
+        let names = [name("n"), name("m")];
+        let turns = names.each_ref().map(|name| turn(&core, name));
+        let mut waiting = names.each_ref().map(|name| waiter(&core, name));
+        assert!(waiting.iter_mut().all(|waiter| !is_ready(waiter.woken())));
+        core.queue.wake_all();
+        for waiter in &mut waiting {
+            assert!(is_ready(waiter.woken()));
+            assert!(waiter.check_in(core.now()).is_err(), "it waits on");
+            assert!(!is_ready(waiter.woken()));
+        }
+        drop(turns);
+    }
+
+    #[test]
+    fn queue_is_empty_after_its_last_waiter_and_turn() {
+        let (core, name) = (core_in_memory(), name("n"));
+        let first = turn(&core, &name);
+        let waiters: Vec<_> = (0..10_000).map(|_| waiter(&core, &name)).collect();
+        drop(waiters);
+        assert!(core.queue.lock().wakers.0.capacity() < 1_000, "it keeps no memory");
+        drop(first);
+        assert!(is_empty(&core));
+        drop(turn(&core, &name));
+    }
+
+    #[test]
+    fn turn_wakes_the_waiter_behind_it_when_it_is_dropped() {
+        let (core, name) = (core_in_memory(), name("n"));
+        let first = turn(&core, &name);
+        let [mut gone, mut second, mut third] = [(); 3].map(|()| waiter(&core, &name));
+        assert!(!is_ready(gone.woken()));
+        drop(gone);
+        drop(first);
+        assert!(is_ready(second.woken()) && !is_ready(third.woken()));
+        let Ok(Admission::Turn(turn)) = second.check_in(core.now()) else { panic!("no turn") };
+        drop((turn, second));
+        assert!(is_ready(third.woken()));
+        drop(third);
+        assert!(is_empty(&core));
+    }
+
+    #[test]
+    fn late_grant_wakes_the_call_whose_turn_it_takes() {
+        let (core, name) = (core_in_memory(), name("n"));
+        let sent = core.now();
+        let late = turn(&core, &name);
+        let now = sent + core.timing.ttl;
+        let other = core.queue.try_turn(&name, Mode::Exclusive, now).expect("reclaimed");
+        assert!(is_ready(late.ended()), "it is gone already");
+        assert!(!is_ready(other.ended()));
+        {
+            let mut ended = pin!(other.ended());
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(ended.as_mut().poll(&mut context).is_pending());
+            assert_eq!(late.keep(sent, true), Kept::Yes);
+            assert!(ended.as_mut().poll(&mut context).is_ready());
+        }
+        assert_eq!(other.asked(now, now), None);
+        drop((late, other));
+        assert!(is_empty(&core));
+    }
+
+    #[test]
+    fn wakers_are_gone_with_their_calls() {
+        let (core, name) = (core_in_memory(), name("n"));
+        let mode = Mode::Permits { size: 1, take: 1 };
+        let mut first = core.queue.waiter(&name, mode);
+        let Ok(Admission::Turn(turn)) = first.check_in(core.now()) else { panic!("no turn") };
+        let mut passed = turn.seek(&NO_OPTIONS);
+        assert!(!is_ready(turn.ended()));
+        assert_eq!(core.queue.lock().wakers.0.len(), 2);
+        assert!(!is_ready(&mut passed));
+        drop(turn);
+        assert!(is_ready(passed), "no hold comes any more");
+        assert!(is_empty(&core));
+        let Ok(Admission::Turn(turn)) = first.check_in(core.now()) else { panic!("no turn") };
+        let _passed = turn.seek(&NO_OPTIONS);
+        assert_eq!(turn.keep(core.now(), true), Kept::Yes);
+        assert!(core.queue.lock().wakers.0.is_empty());
+        drop(turn);
+        assert!(is_empty(&core));
+    }
+}

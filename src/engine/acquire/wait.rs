@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl AcquireLoop<'_, '_> {
-    /// Waits for a hint, or until the holder's time to live or the poll bound ends. Meanwhile
+    /// Waits for a hint, for the end of the turn, or until the holder's time to live or the poll bound ends. Meanwhile
     /// it moves the turn's due time on, which shows that this future is polled.
     pub(super) async fn wait_to_retry<'a>(
         &'a self,

@@ -7,9 +7,8 @@ use crate::engine::machine::slot::HolderSlot;
 use crate::engine::machine::waiters::Demand;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::options::{NO_OPTIONS, Options};
-use crate::engine::shared::queue::{
-    Begun, Found, GrantedTurn, HandedOff, Queue, TurnNumber, Waits, Woken,
-};
+use crate::engine::shared::queue::{Begun, Found, GrantedTurn, HandedOff, Queue, Waits};
+use crate::engine::shared::wakers::{TurnNumber, Woken};
 use crate::store::{Mode, Name};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,8 @@
-//! What follows from a transition of a name. The caller performs it after it has released its lock, in the order of the
-//! fields of [`Effects`].
+//! What goes into a transition of a name, and what follows from it. The caller performs the [`Effects`] after it has
+//! released its lock, in the order of their fields.
+
+use crate::clock::Instant;
+use std::time::Duration;
 
 /// The numbers of a queue: of its waiters and of its occupants. None is drawn twice.
 #[derive(Debug, Default)]
@@ -86,6 +89,45 @@ impl<H> Default for Effects<H> {
         let (dropped, returned) = (Few::default(), Few::default());
         Self { dropped, returned, handed_off: None, woken: Few::default() }
     }
+}
+
+/// The times by which the queue acts.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Limits {
+    /// The time in which a waiter must take up its offer.
+    pub(in crate::engine) attempt: Duration,
+    /// A waiter that has given no pulse for this long is passed over.
+    pub(in crate::engine) patience: Duration,
+    /// The time for which readers join a read hold.
+    pub(in crate::engine) joins: Duration,
+}
+
+impl Limits {
+    pub(in crate::engine) fn at(&self, now: Instant) -> Times {
+        Times { now, since: self.polled_since(now), due: now + self.attempt }
+    }
+
+    /// Returns the time since which a waiter that is polled has given a pulse.
+    pub(in crate::engine) fn polled_since(&self, now: Instant) -> Instant {
+        Instant::ZERO + now.saturating_duration_since(Instant::ZERO + self.patience)
+    }
+}
+
+/// The time of a transition.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Times {
+    pub(in crate::engine) now: Instant,
+    /// The time since which a waiter that is polled has given a pulse.
+    pub(in crate::engine) since: Instant,
+    /// The time by which an offer that is made now is taken up.
+    pub(in crate::engine) due: Instant,
+}
+
+/// What a transition works with.
+pub(in crate::engine) struct Step<'a, H> {
+    pub(in crate::engine) times: Times,
+    pub(in crate::engine) numbers: &'a mut Numbers,
+    pub(in crate::engine) effects: &'a mut Effects<H>,
 }
 
 #[cfg(test)]

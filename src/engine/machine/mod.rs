@@ -7,8 +7,6 @@ mod end;
 pub(super) mod hold;
 mod mode;
 pub(super) mod name;
-#[cfg(test)]
-mod name_tests;
 pub(super) mod occupants;
 mod offers;
 mod owed;

@@ -14,3 +14,4 @@ pub(super) mod queue;
 mod report;
 mod served;
 pub(super) mod terms;
+pub(super) mod wakers;

@@ -13,11 +13,10 @@
 use super::core::Core;
 use super::hold::Hold;
 use super::options::{NO_OPTIONS, Options};
+use super::wakers::{Listener, TurnNumber, Waker, Wakers, Woken, wake};
 use crate::clock::{Clock, Instant};
-use crate::engine::machine::effects::{Effects, Few, HandOff, Numbers};
-use crate::engine::machine::name::{
-    Admitted, Granted, Kept, Limits, NameState, Seated, Silence, Step, Times,
-};
+use crate::engine::machine::effects::{Effects, Few, HandOff, Limits, Numbers, Step, Times};
+use crate::engine::machine::name::{Admitted, Granted, Kept, NameState, Seated, Silence};
 use crate::engine::machine::pause::{Heard, Pauses};
 use crate::engine::machine::scope::Chain;
 use crate::engine::machine::seen::Seen;
@@ -25,10 +24,7 @@ use crate::engine::machine::share::Share;
 use crate::engine::machine::timing::Timing;
 use crate::engine::machine::waiters::Demand;
 use crate::store::{HolderId, Mode, Name, NameMap};
-use crate::util::panics::run_wakers;
 use crate::util::sync::Mutex;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use tokio::sync::oneshot;
@@ -74,12 +70,6 @@ struct SeenOf {
     next: Option<Seen>,
 }
 
-/// Brings a waiter its wake-up: with a hold that is handed off to it, or with `None` for a pulse.
-type Waker = oneshot::Sender<Option<HandedOff>>;
-
-/// Receives the wake-up of a waiter.
-pub(in crate::engine) type Woken = oneshot::Receiver<Option<HandedOff>>;
-
 /// A hold on its way to a waiter. Dropping it hands the hold off to the next waiter, or releases it.
 pub(crate) struct HandedOff {
     core: Weak<Core>,
@@ -91,79 +81,6 @@ impl Drop for HandedOff {
         if let (Some(hold), Some(core)) = (self.hold.take(), self.core.upgrade()) {
             hold.leave_in_background(&core, Share::FIRST);
         }
-    }
-}
-
-/// The wakers of waiters, by their numbers.
-#[derive(Default)]
-struct Wakers(HashMap<u64, Listener, BuildHasherDefault<NumberHasher>>);
-
-/// A waiter that may be woken.
-struct Listener {
-    waker: Option<Waker>,
-    /// The options of its handle.
-    options: Options,
-}
-
-/// Spreads numbers that are drawn one after the other.
-#[derive(Default)]
-struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(self.0 ^ u64::from(*byte));
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-impl Wakers {
-    /// The number of wakers for which memory is kept.
-    const SPARE: usize = 64;
-
-    /// Returns a new wake-up for this number, unless it has one.
-    fn listen(&mut self, number: u64, options: &Options) -> Option<Woken> {
-        let new = || Listener { waker: None, options: options.clone() };
-        let listener = self.0.entry(number).or_insert_with(new);
-        if listener.waker.is_some() {
-            return None;
-        }
-        let (waker, woken) = oneshot::channel();
-        listener.waker = Some(waker);
-        Some(woken)
-    }
-
-    fn take(&mut self, number: u64) -> Option<Waker> {
-        self.0.get_mut(&number)?.waker.take()
-    }
-
-    fn remove(&mut self, number: u64) -> Option<Listener> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let removed = self.0.remove(&number)?;
-        let spare = 2 * self.0.len() + Self::SPARE;
-        if self.0.capacity() > 4 * spare {
-            self.0.shrink_to(spare);
-        }
-        Some(removed)
-    }
-
-    /// Removes the wakers of a turn.
-    fn remove_of(&mut self, turn: TurnNumber) -> [Option<Listener>; 2] {
-        [self.remove(turn.number), self.remove(turn.ticket)]
-    }
-
-    fn options(&self, number: u64) -> Options {
-        self.0.get(&number).map(|listener| listener.options.clone()).unwrap_or_default()
     }
 }
 
@@ -209,14 +126,6 @@ pub(crate) struct Waits {
     pub(crate) silent_since: Option<Instant>,
     /// Whether this process may use the name as another kind of lock.
     pub(crate) mixed: bool,
-}
-
-/// The numbers of a turn.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct TurnNumber {
-    pub(in crate::engine) number: u64,
-    /// That of its waiter, by which waiters are in order.
-    pub(in crate::engine) ticket: u64,
 }
 
 /// A hold that is handed off. [`Queue::complete`] wakes its waiter.
@@ -363,12 +272,6 @@ impl Queue {
     fn note<R>(&self, name: &Name, note: impl FnOnce(&mut State) -> R) -> Option<R> {
         self.lock().names.get_mut(name).map(note)
     }
-}
-
-/// Wakes a waiter, with a hold that is handed off to it, if there is one.
-fn wake(waker: Waker, offered: Option<HandedOff>) {
-    // A waiter that was dropped needs no wake-up, and its hold goes to the next one.
-    run_wakers(|| drop(waker.send(offered)));
 }
 
 /// Waiters and turns.
@@ -890,7 +793,7 @@ mod tests {
 
     fn is_empty(core: &Core) -> bool {
         let queue = core.queue.lock();
-        queue.names.is_empty() && queue.wakers.0.is_empty() && queue.seen.is_empty()
+        queue.names.is_empty() && queue.wakers.size().0 == 0 && queue.seen.is_empty()
     }
 
     #[test]
@@ -915,7 +818,7 @@ mod tests {
         let first = turn(&core, &name);
         let waiters: Vec<_> = (0..10_000).map(|_| waiter(&core, &name)).collect();
         drop(waiters);
-        assert!(core.queue.lock().wakers.0.capacity() < 1_000, "it keeps no memory");
+        assert!(core.queue.lock().wakers.size().1 < 1_000, "it keeps no memory");
         drop(first);
         assert!(is_empty(&core));
         drop(turn(&core, &name));
@@ -966,7 +869,7 @@ mod tests {
         let Ok(Admission::Turn(turn)) = first.check_in(core.now()) else { panic!("no turn") };
         let mut passed = turn.seek(&NO_OPTIONS);
         assert!(!is_ready(turn.ended()));
-        assert_eq!(core.queue.lock().wakers.0.len(), 2);
+        assert_eq!(core.queue.lock().wakers.size().0, 2);
         assert!(!is_ready(&mut passed));
         drop(turn);
         assert!(is_ready(passed), "no hold comes any more");
@@ -974,7 +877,7 @@ mod tests {
         let Ok(Admission::Turn(turn)) = first.check_in(core.now()) else { panic!("no turn") };
         let _passed = turn.seek(&NO_OPTIONS);
         assert_eq!(turn.keep(core.now(), true), Kept::Yes);
-        assert!(core.queue.lock().wakers.0.is_empty());
+        assert_eq!(core.queue.lock().wakers.size().0, 0);
         drop(turn);
         assert!(is_empty(&core));
     }

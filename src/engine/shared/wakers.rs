@@ -1,0 +1,107 @@
+//! The wakers of the waiters, by their numbers.
+
+use super::options::Options;
+use super::queue::HandedOff;
+use crate::util::panics::run_wakers;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use tokio::sync::oneshot;
+
+/// Brings a waiter its wake-up: with a hold that is handed off to it, or with `None` for a pulse.
+pub(super) type Waker = oneshot::Sender<Option<HandedOff>>;
+
+/// Receives the wake-up of a waiter.
+pub(in crate::engine) type Woken = oneshot::Receiver<Option<HandedOff>>;
+
+/// The numbers of a turn.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct TurnNumber {
+    pub(in crate::engine) number: u64,
+    /// That of its waiter, by which waiters are in order.
+    pub(in crate::engine) ticket: u64,
+}
+
+/// The wakers of waiters, by their numbers.
+#[derive(Default)]
+pub(super) struct Wakers(HashMap<u64, Listener, BuildHasherDefault<NumberHasher>>);
+
+/// A waiter that may be woken.
+pub(super) struct Listener {
+    pub(super) waker: Option<Waker>,
+    /// The options of its handle.
+    options: Options,
+}
+
+/// Spreads numbers that are drawn one after the other.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(self.0 ^ u64::from(*byte));
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Wakers {
+    /// The number of wakers for which memory is kept.
+    const SPARE: usize = 64;
+
+    /// Returns a new wake-up for this number, unless it has one.
+    pub(super) fn listen(&mut self, number: u64, options: &Options) -> Option<Woken> {
+        let new = || Listener { waker: None, options: options.clone() };
+        let listener = self.0.entry(number).or_insert_with(new);
+        if listener.waker.is_some() {
+            return None;
+        }
+        let (waker, woken) = oneshot::channel();
+        listener.waker = Some(waker);
+        Some(woken)
+    }
+
+    pub(super) fn take(&mut self, number: u64) -> Option<Waker> {
+        self.0.get_mut(&number)?.waker.take()
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<Listener> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let removed = self.0.remove(&number)?;
+        let spare = 2 * self.0.len() + Self::SPARE;
+        if self.0.capacity() > 4 * spare {
+            self.0.shrink_to(spare);
+        }
+        Some(removed)
+    }
+
+    /// Returns the number of waiters, and that for which memory is kept.
+    #[cfg(test)]
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.0.len(), self.0.capacity())
+    }
+
+    /// Removes the wakers of a turn.
+    pub(super) fn remove_of(&mut self, turn: TurnNumber) -> [Option<Listener>; 2] {
+        [self.remove(turn.number), self.remove(turn.ticket)]
+    }
+
+    pub(super) fn options(&self, number: u64) -> Options {
+        self.0.get(&number).map(|listener| listener.options.clone()).unwrap_or_default()
+    }
+}
+
+/// Wakes a waiter, with a hold that is handed off to it, if there is one.
+pub(super) fn wake(waker: Waker, offered: Option<HandedOff>) {
+    // A waiter that was dropped needs no wake-up, and its hold goes to the next one.
+    run_wakers(|| drop(waker.send(offered)));
+}

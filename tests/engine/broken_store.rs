@@ -4,8 +4,8 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Resize, SetVerdicts,
-    Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
+    Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Resize,
+    SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

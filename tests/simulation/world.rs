@@ -656,7 +656,7 @@ impl Store for Client {
                 Ok(_) => inner.judge.hears(world.now(), hold.0, &name),
                 Err(error) => {
                     let kind = error.kind();
-                    // If the call was dropped, only the engine gets the answer, or the flow that has taken it over.
+                    // If the call was dropped, only the engine gets the answer.
                     let told = TASK.try_with(|task| *task);
                     if let (true, Ok(task)) = (kind != ErrorKind::Unavailable, told) {
                         inner.judge.refused.insert(task, kind);

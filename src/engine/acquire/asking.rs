@@ -1,9 +1,9 @@
 //! Asks the store for a name, until it grants it.
 
-use super::AcquireLoop;
 use super::attempt::Attempt;
 use super::hints::Hints;
 use super::turn::Turn;
+use super::{AcquireLoop, UNANSWERED};
 use crate::clock::Instant;
 use crate::engine::machine::name::Kept;
 use crate::engine::machine::scope::HandoffScope;
@@ -23,11 +23,8 @@ impl AcquireLoop<'_, '_> {
         let core = self.core;
         let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
         let mut hints = Hints::NotSubscribed;
-        // Whether there is a request of another flow.
-        let mut taken_over = false;
-        if let Some(seen) = turn.seen.take() {
-            let waits = Box::pin(self.wait_as_before(&turn, &mut hints, &mut attempt, seen));
-            taken_over = waits.await;
+        if let Some(last) = turn.last_ask.take() {
+            Box::pin(self.wait_as_before(&turn, &mut hints, attempt.holder(), last)).await;
         }
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
@@ -47,11 +44,8 @@ impl AcquireLoop<'_, '_> {
             let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
-            let is_own = !std::mem::take(&mut taken_over);
-            if is_own {
-                let request = self.request(attempt.holder());
-                attempt.send(request, self.asker.set, now, self.question(&turn, &hints));
-            }
+            attempt.send(self.request(attempt.holder()), self.asker.set, now);
+            self.note_ask(&turn, &hints, now + UNANSWERED.min(attempt_time));
             let verdict = self.answer(&turn, pin!(attempt.land()), (now, until)).await;
             let Some(verdict) = verdict else {
                 let silent = core.silent(self.name);
@@ -64,7 +58,7 @@ impl AcquireLoop<'_, '_> {
                     let now = core.now();
                     let kept = match core.timing.stale(sent, now) {
                         true => None,
-                        false => Some(turn.keep(sent, is_own)),
+                        false => Some(turn.keep(sent, true)),
                     };
                     let refused = match kept {
                         Some(Kept::Yes) => None,
@@ -108,7 +102,13 @@ impl AcquireLoop<'_, '_> {
                     self.asker.waits(|| 0);
                     (unanswered, failures) = (None, 0);
                     turn.held_elsewhere();
-                    let until = self.ask_again_at(core.now(), remaining);
+                    let refused_at = core.now();
+                    let until = self.ask_again_at(refused_at, remaining);
+                    // A release since then may wake no waiter. If permits change hands faster than the store subscribes,
+                    // none of the flows hears one.
+                    let took = refused_at.saturating_duration_since(now);
+                    let next = if hints.may_miss() { until.min(refused_at + took) } else { until };
+                    self.note_ask(&turn, &hints, next);
                     self.wait_to_retry(&turn, &mut hints, attempt.holder(), until).await;
                 }
                 Ok(Acquired::NotYours(_)) => {

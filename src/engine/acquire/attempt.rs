@@ -7,15 +7,13 @@
 use super::set::SetCall;
 use crate::clock::Instant;
 use crate::engine::machine::hold::ChangeVerdict;
-use crate::engine::machine::seen::{Left, Question, Refusal};
-use crate::engine::shared::calls::{caught, in_time};
+use crate::engine::shared::calls::caught;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::{Job, Sweep};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Acquire, Acquired, HolderId, StoreFuture, Target};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// An outermost acquire: all requests of one holder id, until it is granted or given up. Dropping it
 /// leaves cleanup to the engine.
@@ -25,16 +23,12 @@ pub(crate) struct Attempt<'a> {
     flight: Option<StoreFuture<Acquired>>,
     /// When it was sent, or taken over.
     since: Instant,
-    /// True if another flow has sent it.
-    taken_over: bool,
-    /// Through which another flow can take it over.
-    question: Option<Arc<Question>>,
 }
 
 impl<'a> Attempt<'a> {
     pub(crate) fn new(core: &'a Arc<Core>, target: Target, holder: HolderId) -> Self {
         let (sweep, since) = (Sweep::new(target, holder), Instant::ZERO);
-        Self { core, sweep, flight: None, since, taken_over: false, question: None }
+        Self { core, sweep, flight: None, since }
     }
 
     /// Takes over a request that another future has sent.
@@ -43,33 +37,17 @@ impl<'a> Attempt<'a> {
         sweep: Sweep,
         verdict: StoreFuture<Acquired>,
     ) -> Self {
-        let (since, question) = (core.now(), None);
+        let since = core.now();
         let flight = Some(core.bounded(verdict, since));
-        Self { core, sweep, flight, since, taken_over: false, question }
+        Self { core, sweep, flight, since }
     }
 
-    /// Takes over the request of a flow that waits for it no more, if it asks for the same. Returns whether it does.
-    pub(super) fn take_over(
-        &mut self,
-        mut left: Left,
-        ttl: Duration,
-        question: Arc<Question>,
-    ) -> bool {
-        self.sweep.delay = ttl.saturating_sub(self.core.timing.ttl);
-        let Some((sweep, verdict)) = left.take(&self.sweep) else { return false };
-        (self.sweep, self.flight, self.taken_over) = (sweep, Some(verdict), true);
-        (self.since, self.question) = (self.core.now(), Some(question));
-        true
-    }
-
-    /// Asks the store once; [`land`](Self::land) waits for the answer. If this is dropped before, another flow can take the
-    /// request over by `question`. A part of a `set` is sent with the others.
+    /// Asks the store once; [`land`](Self::land) waits for the answer. A part of a `set` is sent with the others.
     pub(in crate::engine) fn send(
         &mut self,
         request: Acquire,
         set: Option<&SetCall>,
         now: Instant,
-        question: Option<Arc<Question>>,
     ) {
         if request.takes_place() {
             self.sweep.placed = true;
@@ -80,29 +58,13 @@ impl<'a> Attempt<'a> {
             Some(set) => set.add(request),
             None => self.core.acquire(request),
         });
-        (self.since, self.question) = (now, question);
+        self.since = now;
     }
 
     /// Waits for the request in flight.
     pub(in crate::engine) async fn land(&mut self) -> Result<Acquired> {
-        let verdict = if std::mem::take(&mut self.taken_over) {
-            // Bounded here and not in the request, which may be taken over many times.
-            in_time(self.core.timing.attempt * 2, land(&mut self.flight)).await
-        } else {
-            land(&mut self.flight).await
-        };
-        self.flight = None;
+        let verdict = land(&mut self.flight).await;
         self.core.note_answer(&self.sweep.target.name, self.since, &verdict);
-        if let Some(question) = self.question.take() {
-            question.answered(match verdict {
-                Ok(Acquired::Held { remaining, .. }) => {
-                    let at = self.core.now();
-                    let took = at.saturating_duration_since(self.since);
-                    Some(Refusal { at, took, remaining })
-                }
-                _ => None,
-            });
-        }
         if let Ok(Acquired::Granted { .. }) = &verdict {
             // A grant ends the place.
             self.sweep.placed = false;
@@ -142,13 +104,7 @@ impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         let sweep = self.sweep.clone();
         match self.flight.take() {
-            Some(verdict) => {
-                let left = Left::new(sweep, verdict, self.core.jobs());
-                // Without a question it is dropped here.
-                if let Some(question) = self.question.take() {
-                    question.leave(left);
-                }
-            }
+            Some(verdict) => self.core.submit(Job::Abandon { sweep, verdict }),
             None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep)),
             None if sweep.placed => {
                 self.core.leave_later(sweep.target, sweep.holder);

@@ -27,6 +27,16 @@ impl<'a> Hints<'a> {
         matches!(self, Self::Subscribed(_))
     }
 
+    /// Returns the subscription, if there is one.
+    pub(super) fn wakeups(&self) -> Option<Arc<Wakeups>> {
+        if let Self::Subscribed(wakeups) = self { Some(Arc::clone(wakeups)) } else { None }
+    }
+
+    /// Returns whether a message that comes now is lost.
+    pub(super) fn may_miss(&self) -> bool {
+        matches!(self, Self::NotSubscribed | Self::Subscribing(_))
+    }
+
     /// Waits for a hint or for `pause`. Returns whether there was a hint.
     ///
     /// A new subscription counts as a hint: only one more attempt sees a release that came before

@@ -2,12 +2,11 @@
 
 use crate::clock::Instant;
 use crate::engine::machine::name::Kept;
-use crate::engine::machine::seen::Seen;
 use crate::engine::machine::slot::HolderSlot;
 use crate::engine::machine::waiters::Demand;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::options::{NO_OPTIONS, Options};
-use crate::engine::shared::queue::{Begun, Found, GrantedTurn, HandedOff, Queue, Waits};
+use crate::engine::shared::queue::{Asked, Begun, Found, GrantedTurn, HandedOff, Queue, Waits};
 use crate::engine::shared::wakers::{TurnNumber, Woken};
 use crate::store::{Mode, Name};
 use std::sync::Arc;
@@ -171,17 +170,17 @@ pub(crate) struct Turn {
     /// Whether its hold takes part in the line of the name.
     fair: bool,
     not_before: Option<Instant>,
-    /// What the call that asked before has learned.
-    pub(in crate::engine) seen: Option<Seen>,
+    /// The last request of the call that asked before, if a hold was handed off to that one.
+    pub(in crate::engine) last_ask: Option<Asked>,
 }
 
 impl Turn {
     /// Creates the guard of a turn that has begun, for a waiter with this ticket if it has waited.
     fn new(queue: &Arc<Queue>, name: &Name, mode: Mode, begun: Begun, ticket: Option<u64>) -> Self {
-        let Begun { number, not_before, seen } = begun;
+        let Begun { number, not_before, last_ask } = begun;
         let turn = TurnNumber { number, ticket: ticket.unwrap_or(number) };
         let (queue, name) = (Arc::clone(queue), name.clone());
-        Self { queue, name, turn, mode, granted: false, fair: false, not_before, seen }
+        Self { queue, name, turn, mode, granted: false, fair: false, not_before, last_ask }
     }
 
     /// Returns the earliest time to ask the store, if waiters elsewhere go first.
@@ -233,9 +232,9 @@ impl Turn {
         self.queue.seek(&self.name, self.turn, options)
     }
 
-    /// Records what this call knows of the store, for the next turn, if a hold is handed off to this call.
-    pub(super) fn saw(&self, seen: Seen) {
-        self.queue.saw(&self.name, self.turn.number, seen);
+    /// Records the last request of this call, for the next turn, if a hold is handed off to this call.
+    pub(super) fn note_ask(&self, last: Asked) {
+        self.queue.note_ask(&self.name, self.turn.number, last);
     }
 
     /// Returns the number of its occupant in the queue.

@@ -1,13 +1,11 @@
 //! Waits before the store is asked again.
 
-use super::attempt::Attempt;
 use super::hints::Hints;
 use super::turn::Turn;
 use super::{AFTER_EXPIRY, AcquireLoop};
 use crate::clock::Instant;
-use crate::engine::machine::seen::{Found, Listens, Question, Refusal, Seen};
+use crate::engine::shared::queue::Asked;
 use crate::store::HolderId;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,62 +58,29 @@ impl AcquireLoop<'_, '_> {
         now + remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)))
     }
 
-    /// Makes the next request known to the flow that asks after this one, if a hold is handed off to this one before the
-    /// answer.
-    pub(super) fn question(&self, turn: &Turn, hints: &Hints<'_>) -> Option<Arc<Question>> {
-        if self.once || !self.mode.can_seek() {
-            return None;
+    /// Records the last request for the flow that asks after this one, if a hold is handed off to this one.
+    pub(super) fn note_ask(&self, turn: &Turn, hints: &Hints<'_>, again_at: Instant) {
+        if !self.once && self.mode.can_seek() {
+            turn.note_ask(Asked { mode: self.mode, wakeups: hints.wakeups(), again_at });
         }
-        let question = Arc::new(Question::new());
-        let listens = match hints {
-            Hints::NotSubscribed | Hints::Subscribing(_) => Listens::NotYet,
-            Hints::Subscribed(wakeups) => Listens::To(Arc::clone(wakeups)),
-            Hints::Clock => Listens::Never,
-        };
-        turn.saw(Seen { mode: self.mode, listens, question: Arc::clone(&question) });
-        Some(question)
     }
 
-    /// Goes on in place of the flow that asked before, until the store is to be asked again. Returns true if there is a
-    /// request of that flow that has no answer yet.
+    /// Goes on in place of the flow that asked before, until the store is to be asked again.
     pub(super) async fn wait_as_before<'a>(
         &'a self,
         turn: &Turn,
         hints: &mut Hints<'a>,
-        attempt: &mut Attempt<'_>,
-        seen: Seen,
-    ) -> bool {
-        *hints = match &seen.listens {
-            Listens::NotYet => Hints::NotSubscribed,
-            Listens::To(wakeups) => Hints::Subscribed(Arc::clone(wakeups)),
-            Listens::Never => Hints::Clock,
-        };
-        // The store may grant another number of permits.
-        if seen.mode != self.mode {
-            return false;
+        holder: HolderId,
+        last: Asked,
+    ) {
+        if let Some(wakeups) = &last.wakeups {
+            *hints = Hints::Subscribed(Arc::clone(wakeups));
         }
-        turn.saw(seen.clone());
-        let now = self.core.now();
-        turn.set_due(self.core.timing.step_due(now));
-        // That flow may not be polled.
-        let until = now + self.core.timing.attempt;
-        let found = self.answer(turn, pin!(seen.question.found()), (now, until)).await;
-        match found {
-            Some(Found::Left(left)) => {
-                attempt.take_over(left, self.core.ttl_of(self.options), seen.question)
-            }
-            Some(Found::Refused(Refusal { at, took, remaining })) => {
-                let until = self.ask_again_at(at, remaining);
-                let until = match seen.listens {
-                    // A release since then wakes no waiter. If permits change hands faster than the store subscribes, none of
-                    // the flows hears one.
-                    Listens::NotYet => until.min(at + took),
-                    Listens::To(_) | Listens::Never => until,
-                };
-                self.wait_to_retry(turn, hints, attempt.holder(), until).await;
-                false
-            }
-            Some(Found::Over) | None => false,
+        // The store may grant another number of permits.
+        if last.mode == self.mode {
+            let again_at = last.again_at;
+            turn.note_ask(last);
+            self.wait_to_retry(turn, hints, holder, again_at).await;
         }
     }
 }

@@ -1,13 +1,19 @@
 //! Releases names without a holder: dropped leases, abandoned acquires, unknown outcomes.
 
+use crate::clock::Instant;
 use crate::engine::acquire::attempt::{Attempt, ModeChange};
+use crate::engine::acquire::turn::Turn;
 use crate::engine::hold::record::Record;
 use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end};
+use crate::engine::machine::name::Kept;
+use crate::engine::machine::scope::HandoffScope;
 use crate::engine::shared::calls::{caught, in_time};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::job::{Job, Sweep};
+use crate::engine::shared::life::Grant;
+use crate::engine::shared::options::Options;
 use crate::error::Error;
-use crate::store::{Acquired, Release, Released};
+use crate::store::{Acquired, Release, Released, Target};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -50,22 +56,54 @@ impl Work {
                 let _ = change.end(verdict);
             }
             Some(Job::Abandon { sweep, verdict }) => {
-                let name = sweep.target.name.clone();
+                let target = sweep.target.clone();
                 let mut attempt = Attempt::resume(core, sweep, verdict);
                 let verdict = attempt.land().await;
                 if verdict.is_ok() {
                     // Other holds and waiters of the name may be there, and nothing else reports this.
-                    core.queue.answered(&name);
+                    core.queue.answered(&target.name);
                 }
-                if let Ok(Acquired::Granted { sent, .. }) = verdict {
+                let Ok(Acquired::Granted { sent, fence, reached, .. }) = verdict else { return };
+                let Some(turn) = turn_for_a_waiter(core, &target, sent) else {
                     attempt.undo(sent);
-                }
+                    return;
+                };
+                let (holder, options) = (attempt.holder(), Options::default());
+                let (now, unsure_until, scope) =
+                    (core.now(), attempt.accept_grant(), HandoffScope::Plain);
+                Hold::offer(
+                    core,
+                    Grant {
+                        target,
+                        options,
+                        holder,
+                        fence,
+                        reached,
+                        sent,
+                        now,
+                        unsure_until,
+                        scope,
+                        turn,
+                    },
+                );
             }
             Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
             Some(Job::Leave { target, holder, next }) => core.leave(target, holder, next).await,
             Some(Job::Untell { target, holder }) => core.untell(target, holder).await,
         }
     }
+}
+
+/// Keeps the grant of a request that no call waits for, if others of this process want permits: the request may have ended
+/// because its call was handed a permit, and the next call has not asked since.
+fn turn_for_a_waiter(core: &Arc<Core>, target: &Target, sent: Instant) -> Option<Turn> {
+    let now = core.now();
+    let is_wanted = target.mode.can_seek() && core.queue.is_wanted(&target.name);
+    if !is_wanted || core.timing.stale(sent, now) || core.is_closed() {
+        return None;
+    }
+    let turn = core.queue.seize(&target.name, target.mode, now);
+    (turn.keep(sent, false) == Kept::Yes).then_some(turn)
 }
 
 impl Drop for Work {

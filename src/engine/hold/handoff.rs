@@ -16,9 +16,10 @@
 //!    and in the end the hold is released in the store.
 //! 5. **In the order of arrival.** A flow that asks the store for permits comes before all that are in the queue, so it is
 //!    handed the hold while it asks ([`Turn::seek`](crate::engine::acquire::turn::Turn::seek)). Its turn ends in the
-//!    same step, and the next flow takes over its subscription and the time of its next request: the store has just
+//!    same step, and the next flow goes on with its subscription and the time of its next request: the store has just
 //!    refused, so it need not ask. If that flow wants another number of permits, or makes one attempt, the hold is
-//!    released in the store.
+//!    released in the store. A request of it that is not answered yet is left to the engine, which hands off what it brings
+//!    ([`Hold::offer`]).
 //! 6. **In the order of the line.** A hold of a fair lock is handed off only to a waiter that may pass those of other
 //!    processes ([`HandoffScope`](crate::engine::machine::scope::HandoffScope)).
 //! 7. **On the terms of its holder.** A hold before the end of its `min_hold` is not handed off, and no hold to a waiter with
@@ -39,6 +40,7 @@ use crate::engine::machine::slot::HolderSlot;
 use crate::engine::shared::asker::Asker;
 use crate::engine::shared::core::{Core, Settings};
 use crate::engine::shared::hold::{Hold, Inner};
+use crate::engine::shared::life::Grant;
 use crate::engine::shared::queue::{HandedOff, Handoff};
 use crate::observe::{EventKind, How, Told};
 use crate::util::panics::run_wakers;
@@ -155,6 +157,25 @@ impl Hold {
             run_wakers(|| watchers.notify_waiters());
         }
         Ok((next, is_described))
+    }
+
+    /// Hands the grant of a request that no call waits for off to a waiter, or releases it.
+    pub(in crate::engine) fn offer(core: &Arc<Core>, grant: Grant) {
+        let Grant {
+            target, options, holder, fence, reached, sent, now, unsure_until, turn, ..
+        } = grant;
+        let renew = core.timing.renewal(sent, core.jitter());
+        let mut granted = State::granted(sent, renew, None, unsure_until);
+        granted.reached(if reached { now } else { Instant::MAX });
+        let state = granted.hand_off(now + core.timing.attempt);
+        let number = turn.number();
+        let hold = Self::new(target, options, (holder, fence), now, state, turn.into_slot());
+        let forced = core.queue.install(&hold, number, sent);
+        hold.start(core, now);
+        if forced {
+            hold.update(core, State::renew_at);
+        }
+        hold.leave_in_background(core, Share::FIRST);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What goes into a transition of a name, and what follows from it. The caller performs the [`Effects`] after it has
 //! released its lock, in the order of their fields.
 
+use super::name::LastAsk;
 use crate::clock::Instant;
 use std::time::Duration;
 
@@ -82,12 +83,22 @@ pub(in crate::engine) struct Effects<H> {
     /// The numbers of the waiters to wake: they have an offer, or are out of the queue until their next pulse. The number of a
     /// turn stands for the call that has it: the turn is gone.
     pub(in crate::engine) woken: Few<u64>,
+    /// The numbers of turns whose last request no call goes on from.
+    pub(in crate::engine) forgotten: Few<u64>,
+}
+
+impl<H> Effects<H> {
+    /// Forgets a last request.
+    pub(in crate::engine) fn forget(&mut self, last: Option<LastAsk>) {
+        self.forgotten.extend(last.map(|last| last.by));
+    }
 }
 
 impl<H> Default for Effects<H> {
     fn default() -> Self {
         let (dropped, returned) = (Few::default(), Few::default());
-        Self { dropped, returned, handed_off: None, woken: Few::default() }
+        let (woken, forgotten) = (Few::default(), Few::default());
+        Self { dropped, returned, handed_off: None, woken, forgotten }
     }
 }
 

@@ -15,7 +15,6 @@ mod policy;
 pub(super) mod pulse;
 pub(super) mod schedule;
 pub(super) mod scope;
-pub(super) mod seen;
 pub(super) mod share;
 pub(super) mod slot;
 pub(super) mod timing;

@@ -21,7 +21,7 @@
 //!    the line allow it. Otherwise it is handed off to no waiter: none is overtaken.
 //! 8. **Readers join in order.** A waiter joins the youngest read hold when all before it have been admitted. Until it has
 //!    joined, its place is kept: it is back in the queue if that hold ends first.
-//! 9. **An idle name remembers nothing.** Without an occupant there is no waiter, no offer and no silence.
+//! 9. **An idle name remembers nothing.** Without an occupant there is no waiter, no offer, no last request and no silence.
 
 use super::effects::{Effects, HandOff, Step, Times};
 use super::occupants::{Occupant, Occupants};
@@ -45,8 +45,9 @@ pub(crate) struct Silence {
 /// What a waiter gets at a pulse.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Admitted<H> {
-    /// The permission to ask the store: the turn of this number.
-    Turn(u64),
+    /// The permission to ask the store: the turn of this number, with the last request of the call before, if it goes on from
+    /// there.
+    Turn(u64, Option<LastAsk>),
     /// A read hold that it may join.
     Join(H),
     /// A hold that was handed off to it. It must still accept it.
@@ -118,6 +119,8 @@ struct Contention<H> {
     cohort: Option<Cohort>,
     /// The call that asks for permits, if a hold can be handed off to it.
     seeker: Option<Seeker>,
+    /// The last request of such a call, when a hold was handed off to it, for the next turn.
+    last_ask: Option<LastAsk>,
 }
 
 /// The youngest read hold of a name, by the number of its slot.
@@ -136,6 +139,18 @@ struct Seeker {
     ticket: u64,
     mode: Mode,
     lock_delay: Duration,
+    last_ask: Option<LastAsk>,
+}
+
+/// The last request for permits of a call. If a hold is handed off to that call, the next one goes on from there, so that a
+/// crowd whose permits are handed off does not ask the store at each change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) struct LastAsk {
+    /// The number of the turn that asked, by which the shell keeps what hears of releases for it.
+    pub(in crate::engine) by: u64,
+    pub(in crate::engine) mode: Mode,
+    /// When the store is asked again, without a hint.
+    pub(in crate::engine) again_at: Instant,
 }
 
 impl<H> Default for Contention<H> {
@@ -147,6 +162,7 @@ impl<H> Default for Contention<H> {
             shrunk: None,
             cohort: None,
             seeker: None,
+            last_ask: None,
         }
     }
 }
@@ -304,10 +320,14 @@ impl<H: Clone + PartialEq> NameState<H> {
     ) -> Option<Admitted<H>> {
         loop {
             if self.is_idle() {
-                return Some(Admitted::Turn(self.seize(demand.mode, step)));
+                return Some(Admitted::Turn(self.seize(demand.mode, step), None));
             }
             match self.find_offer(ticket, demand, step) {
-                Some(Offer::Turn(number)) => return Some(Admitted::Turn(number)),
+                Some(Offer::Turn(number)) => {
+                    let contention = self.contention.as_deref_mut();
+                    let last_ask = contention.and_then(|own| own.last_ask.take());
+                    return Some(Admitted::Turn(number, last_ask));
+                }
                 Some(Offer::Join(hold, _)) => return Some(Admitted::Join(hold)),
                 Some(Offer::Hold(hold)) => return Some(Admitted::Hold(hold)),
                 // Only once: an offer made after that is not overdue.
@@ -414,16 +434,22 @@ impl<H: Clone + PartialEq> NameState<H> {
         effects: &mut Effects<H>,
     ) -> bool {
         let Some(occupant) = self.occupants.get(number) else { return false };
-        let seeker = Seeker { number, ticket, mode: occupant.mode, lock_delay };
+        let seeker = Seeker { number, ticket, mode: occupant.mode, lock_delay, last_ask: None };
         let before = self.contention.get_or_insert_default().seeker.replace(seeker);
-        effects.woken.extend(before.map(|before| before.ticket).filter(|before| *before != ticket));
+        if let Some(before) = before {
+            effects.woken.extend(Some(before.ticket).filter(|before| *before != ticket));
+            effects.forget(before.last_ask);
+        }
         true
     }
 
-    /// Returns whether holds can be handed off to the call that has this turn.
-    pub(in crate::engine) fn is_seeker(&self, number: u64) -> bool {
-        let seeker = self.contention.as_ref().and_then(|contention| contention.seeker);
-        seeker.is_some_and(|seeker| seeker.number == number)
+    /// Records the last request of the turn that has its number, for the next turn, if a hold is handed off to its call.
+    /// Returns whether one can be.
+    pub(in crate::engine) fn note_ask(&mut self, last: LastAsk) -> bool {
+        let seeker = self.contention.as_deref_mut().and_then(|own| own.seeker.as_mut());
+        let Some(seeker) = seeker.filter(|seeker| seeker.number == last.by) else { return false };
+        seeker.last_ask = Some(last);
+        true
     }
 
     /// Ends the turn or the slot of this number, and admits the waiters that it blocked. Returns false if it was reclaimed.
@@ -479,6 +505,12 @@ impl<H: Clone + PartialEq> NameState<H> {
     /// Admits the waiters that may ask or join now. A name that is idle then is reset.
     pub(in crate::engine) fn advance(&mut self, step: &mut Step<'_, H>) {
         self.offer_in_order(step);
+        if !self.is_asked_for()
+            && let Some(contention) = self.contention.as_deref_mut()
+        {
+            // Without a call that asks next, nothing listens.
+            step.effects.forget(contention.last_ask.take());
+        }
         if self.is_idle() {
             self.reset(step.effects);
         }
@@ -568,7 +600,10 @@ impl<H: Clone + PartialEq> NameState<H> {
                 effects.returned.push(hold);
             }
         }
-        effects.woken.extend(seeker.map(|seeker| seeker.ticket));
+        if let Some(seeker) = seeker {
+            effects.woken.push(seeker.ticket);
+            effects.forget(seeker.last_ask);
+        }
     }
 }
 
@@ -604,7 +639,8 @@ impl<H: Clone + PartialEq> NameState<H> {
             let contention = self.contention.get_or_insert_default();
             contention.served_at = served_at;
             // A hold that was handed off to it now would end the slot of its own.
-            contention.seeker.take_if(|seeker| seeker.number == number);
+            let seeker = contention.seeker.take_if(|seeker| seeker.number == number);
+            effects.forget(seeker.and_then(|seeker| seeker.last_ask));
         }
         Kept::Yes
     }
@@ -702,7 +738,11 @@ impl<H: Clone + PartialEq> NameState<H> {
         let waiter = if is_asking { None } else { contention.waiters.remove(ticket) };
         let turn = if is_asking {
             step.effects.handed_off = Some(HandOff { to: ticket, hold: next });
-            contention.seeker.take().map(|seeker| seeker.number)
+            contention.seeker.take().map(|seeker| {
+                let before = std::mem::replace(&mut contention.last_ask, seeker.last_ask);
+                step.effects.forget(before);
+                seeker.number
+            })
         } else if waiter.is_some_and(|waiter| waiter.listens) {
             step.effects.handed_off = Some(HandOff { to: ticket, hold: next });
             None
@@ -841,6 +881,7 @@ mod tests {
     //! | a hold is handed off to a call that asks for permits | `permit_is_handed_off_to_the_call_that_asks`; `engine::permit_handoff` |
     //! | the same before that call has taken up its turn | `permit_is_handed_off_to_a_waiter_with_a_turn` |
     //! | the same between the grant of that call and its hold | `call_that_has_a_grant_keeps_its_slot_at_a_hand_off` |
+    //! | the last request of that call is of use to the next, or to none | `next_turn_goes_on_from_the_last_request`, `last_request_is_forgotten_without_a_next_turn` |
     //! | a read hold ends before a waiter has joined it | `reader_that_has_not_joined_waits_at_its_place_again` |
     //! | a reader becomes a writer while a waiter is about to join it | `reader_may_join_a_hold_that_has_become_a_writer` |
     //! | an upgrade is refused | `upgrade_that_is_refused_admits_readers` |
@@ -852,7 +893,7 @@ mod tests {
     use super::*;
     use crate::engine::machine::effects::{Limits, Numbers};
     use crate::engine::machine::scope::HandoffScope;
-    use Effect::{Dropped, HandedOff, Returned, Woken};
+    use Effect::{Dropped, Forgotten, HandedOff, Returned, Woken};
 
     const LIMITS: Limits = Limits {
         attempt: Duration::from_millis(10),
@@ -883,6 +924,8 @@ mod tests {
         Returned(Hold),
         HandedOff(u64, Hold),
         Woken(u64),
+        /// The last request of this turn.
+        Forgotten(u64),
     }
 
     /// A name whose time is `ms`.
@@ -904,11 +947,12 @@ mod tests {
             let times = LIMITS.at(at(self.ms));
             let mut step = Step { times, numbers: &mut self.numbers, effects: &mut effects };
             let result = run(&mut self.state, &mut step);
-            let Effects { dropped, returned, handed_off, woken } = effects;
+            let Effects { dropped, returned, handed_off, woken, forgotten } = effects;
             self.effects.extend(dropped.into_iter().map(Dropped));
             self.effects.extend(returned.into_iter().map(Returned));
             self.effects.extend(handed_off.map(|handed| HandedOff(handed.to, handed.hold)));
             self.effects.extend(woken.into_iter().map(Woken));
+            self.effects.extend(forgotten.into_iter().map(Forgotten));
             result
         }
 
@@ -932,7 +976,7 @@ mod tests {
 
         fn turn_of(&mut self, ticket: u64) -> u64 {
             match self.pulse(ticket) {
-                Some(Admitted::Turn(number)) => number,
+                Some(Admitted::Turn(number, _)) => number,
                 other => panic!("no turn but {other:?}"),
             }
         }
@@ -1461,7 +1505,7 @@ mod tests {
         rig.install(first, PERMIT, "a");
         assert_eq!(rig.effects(), [Woken(second)]);
         assert_eq!(rig.pulse_in(third, PERMIT), None);
-        let Some(Admitted::Turn(turn)) = rig.pulse_in(second, PERMIT) else { panic!("no turn") };
+        let Some(Admitted::Turn(turn, _)) = rig.pulse_in(second, PERMIT) else { panic!("no turn") };
         rig.state.refuse(turn);
         assert_eq!(rig.try_enter(PERMIT), None, "one that was refused comes first");
     }
@@ -1471,7 +1515,7 @@ mod tests {
         let mut rig = Rig::default();
         let slot = rig.hold(PERMIT, "a");
         let ticket = rig.numbers.draw();
-        let Some(Admitted::Turn(turn)) = rig.pulse_in(ticket, mode) else { panic!("no turn") };
+        let Some(Admitted::Turn(turn, _)) = rig.pulse_in(ticket, mode) else { panic!("no turn") };
         (rig, slot, ticket, turn)
     }
 
@@ -1487,6 +1531,72 @@ mod tests {
             assert_eq!(rig.effects(), if suits { &expected[..] } else { &[] });
             assert_eq!(rig.state.has(turn), !suits, "its turn ends in the same step");
         }
+    }
+
+    /// Lets permits be handed off to the call that asks, and notes its last request.
+    fn note_ask(rig: &mut Rig, ticket: u64, turn: u64) -> LastAsk {
+        let last = LastAsk { by: turn, mode: PERMIT, again_at: at(7) };
+        assert!(rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects)));
+        assert!(rig.state.note_ask(last));
+        last
+    }
+
+    #[test]
+    fn next_turn_goes_on_from_the_last_request() {
+        for is_noted in [true, false] {
+            let (mut rig, slot, ticket, turn) = asking_for_permits(PERMIT);
+            let last = LastAsk { by: turn, mode: PERMIT, again_at: at(7) };
+            assert!(!rig.state.note_ask(last), "no hold can be handed off to it");
+            if is_noted {
+                note_ask(&mut rig, ticket, turn);
+            } else {
+                rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects));
+            }
+            let [next] = rig.waiters(PERMIT);
+            assert!(rig.hand_off(slot, &CHAIN, "b"));
+            assert_eq!(rig.effects(), [Dropped("a"), HandedOff(ticket, "b"), Woken(next)]);
+            let admitted = rig.pulse_in(next, PERMIT);
+            let Some(Admitted::Turn(_, found)) = admitted else {
+                panic!("no turn but {admitted:?}")
+            };
+            assert_eq!(found, is_noted.then_some(last));
+            assert!(!rig.state.note_ask(last), "its turn is over");
+        }
+    }
+
+    #[test]
+    fn last_request_is_forgotten_without_a_next_turn() {
+        let asking = || {
+            let (mut rig, slot, ticket, turn) = asking_for_permits(PERMIT);
+            note_ask(&mut rig, ticket, turn);
+            (rig, slot, ticket, turn)
+        };
+        let (mut rig, slot, ticket, turn) = asking();
+        assert!(rig.hand_off(slot, &CHAIN, "b"));
+        assert_eq!(
+            rig.effects(),
+            [Dropped("a"), HandedOff(ticket, "b"), Forgotten(turn)],
+            "none waits"
+        );
+
+        let (mut rig, slot, ticket, turn) = asking();
+        let [next] = rig.waiters(PERMIT);
+        assert!(rig.hand_off(slot, &CHAIN, "b"));
+        rig.withdraw(next);
+        let expected = [Dropped("a"), HandedOff(ticket, "b"), Woken(next), Forgotten(turn)];
+        assert_eq!(rig.effects(), expected, "the next one goes");
+
+        let (mut rig, _, ticket, turn) = asking();
+        rig.leave(turn);
+        assert_eq!(rig.effects(), [Woken(ticket), Forgotten(turn)], "its turn ends");
+
+        let (mut rig, _, _, turn) = asking();
+        assert_eq!(rig.keep_in(turn, PERMIT, false), Kept::Yes);
+        assert_eq!(rig.effects(), [Forgotten(turn)], "the store grants it");
+
+        let (mut rig, _, ticket, turn) = asking();
+        rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects));
+        assert_eq!(rig.effects(), [Forgotten(turn)], "it begins again");
     }
 
     #[test]
@@ -1529,7 +1639,7 @@ mod tests {
         assert!(rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects)));
         let [next] = rig.waiters(PERMIT);
         rig.ms = 11;
-        assert!(matches!(rig.pulse_in(next, PERMIT), Some(Admitted::Turn(_))));
+        assert!(matches!(rig.pulse_in(next, PERMIT), Some(Admitted::Turn(..))));
         assert_eq!(rig.effects(), [Woken(ticket), Woken(turn)]);
         assert!(!rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects)));
     }
@@ -1579,7 +1689,7 @@ mod tests {
         assert_eq!(rig.keep_in(turn, Mode::Read, false), Kept::Yes);
         rig.install(turn, Mode::Read, "a");
         assert_eq!(rig.effects(), [Woken(other)]);
-        assert!(matches!(rig.pulse_in(one, Mode::Read), Some(Admitted::Turn(_))));
+        assert!(matches!(rig.pulse_in(one, Mode::Read), Some(Admitted::Turn(..))));
         assert_eq!(rig.pulse_in(other, Mode::Read), Some(Admitted::Join("a")));
     }
 
@@ -1619,7 +1729,7 @@ mod tests {
         rig.leave(turn);
         // The reader has been woken already. It finds a turn at its pulse.
         assert_eq!(rig.effects(), [Dropped("a"), Dropped("a")]);
-        assert!(matches!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Turn(_))));
+        assert!(matches!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Turn(..))));
         assert_eq!(rig.pulse_in(writer, Mode::Write), None);
     }
 

@@ -286,11 +286,6 @@ impl Core {
         let _ = self.jobs.send(job);
     }
 
-    /// Returns where jobs are submitted.
-    pub(in crate::engine) fn jobs(&self) -> mpsc::UnboundedSender<Job> {
-        self.jobs.clone()
-    }
-
     /// Submits calls to the worker, which sends them to the store.
     pub(in crate::engine) fn send(&self, calls: Vec<Call>) {
         // As in `submit`.

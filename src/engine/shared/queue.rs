@@ -1,7 +1,7 @@
 //! The names of this process behind one lock, and the effects of their transitions.
 //!
-//! [`NameState`] decides; this is the shell around it. It has the time, the wakers of the waiters by their numbers, and what
-//! goes beyond one name: the pauses for waiters elsewhere, and the open places in the line.
+//! [`NameState`] decides; this is the shell around it. It has the time, the wakers of the waiters by their numbers, the
+//! subscriptions of the calls that ask for permits, and what goes beyond one name: the pauses for waiters elsewhere, and the open places in the line.
 //!
 //! # Invariants
 //!
@@ -13,17 +13,16 @@
 use super::core::Core;
 use super::hold::Hold;
 use super::options::{NO_OPTIONS, Options};
-use super::wakers::{Listener, TurnNumber, Waker, Wakers, Woken, wake};
+use super::wakers::{ByNumber, Listener, TurnNumber, Waker, Wakers, Woken, wake};
 use crate::clock::{Clock, Instant};
 use crate::engine::machine::effects::{Effects, Few, HandOff, Limits, Numbers, Step, Times};
-use crate::engine::machine::name::{Admitted, Granted, Kept, NameState, Seated, Silence};
+use crate::engine::machine::name::{Admitted, Granted, Kept, LastAsk, NameState, Seated, Silence};
 use crate::engine::machine::pause::{Heard, Pauses};
 use crate::engine::machine::scope::Chain;
-use crate::engine::machine::seen::Seen;
 use crate::engine::machine::share::Share;
 use crate::engine::machine::timing::Timing;
 use crate::engine::machine::waiters::Demand;
-use crate::store::{HolderId, Mode, Name, NameMap};
+use crate::store::{HolderId, Mode, Name, NameMap, Wakeups};
 use crate::util::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
@@ -51,8 +50,8 @@ struct QueueState {
     forced: Option<Instant>,
     /// The open places in the line: see [`line`](crate::engine::acquire::line).
     places: NameMap<OpenedPlace>,
-    /// What the calls that ask for permits have learned.
-    seen: NameMap<SeenOf>,
+    /// What hears of releases, by the number of the turn whose request came first: see [`LastAsk`].
+    subscriptions: ByNumber<Arc<Wakeups>>,
 }
 
 /// The holder id that took a place, and the arrival of the first local waiter, until that one asks.
@@ -61,13 +60,13 @@ struct OpenedPlace {
     arrived: Instant,
 }
 
-/// What is known of the store for the next call that asks for permits of a name.
-#[derive(Default)]
-struct SeenOf {
-    /// The number of the turn that asks now, and what its call has learned.
-    asking: Option<(u64, Seen)>,
-    /// For the next turn.
-    next: Option<Seen>,
+/// The last request for permits of a call, from which the next one goes on: see [`LastAsk`].
+pub(in crate::engine) struct Asked {
+    pub(in crate::engine) mode: Mode,
+    /// When the store is asked again, without a hint.
+    pub(in crate::engine) again_at: Instant,
+    /// Announces each release since the request. `None` if some may be missed.
+    pub(in crate::engine) wakeups: Option<Arc<Wakeups>>,
 }
 
 /// A hold on its way to a waiter. Dropping it hands the hold off to the next waiter, or releases it.
@@ -91,7 +90,7 @@ struct Deferred {
     returned: Few<Arc<Hold>>,
     delivery: Option<Delivery>,
     woken: Few<Waker>,
-    seen: Option<SeenOf>,
+    forgotten: Few<Arc<Wakeups>>,
 }
 
 struct Delivery {
@@ -104,8 +103,8 @@ pub(in crate::engine) struct Begun {
     pub(in crate::engine) number: u64,
     /// The earliest time to ask the store, if waiters elsewhere go first.
     pub(in crate::engine) not_before: Option<Instant>,
-    /// What the call that asked before has learned.
-    pub(in crate::engine) seen: Option<Seen>,
+    /// The last request of the call that asked before, if a hold was handed off to that one.
+    pub(in crate::engine) last_ask: Option<Asked>,
 }
 
 /// What a waiter finds at a pulse.
@@ -133,8 +132,6 @@ pub(crate) struct Waits {
 pub(in crate::engine) struct Handoff {
     pub(in crate::engine) hold: Arc<Hold>,
     effects: Deferred,
-    /// Only here to be dropped.
-    _learned: Option<Seen>,
 }
 
 /// What a pulse leads to, with what is only there to be dropped.
@@ -186,8 +183,9 @@ impl QueueState {
     }
 
     /// Replaces the numbers in effects by wakers.
-    fn defer(&mut self, name: &Name, effects: Effects<Arc<Hold>>) -> Deferred {
-        let Effects { dropped, mut returned, handed_off, woken: numbers } = effects;
+    fn defer(&mut self, effects: Effects<Arc<Hold>>) -> Deferred {
+        let Effects { dropped, mut returned, handed_off, woken: numbers, forgotten: last } =
+            effects;
         let mut delivery = None;
         if let Some(HandOff { to, hold }) = handed_off {
             match self.wakers.remove(to) {
@@ -197,11 +195,9 @@ impl QueueState {
         }
         let mut woken = Few::default();
         woken.extend(numbers.into_iter().filter_map(|number| self.wakers.take(number)));
-        // Without a call that asks next, nothing listens.
-        let is_over =
-            !self.seen.is_empty() && !self.names.get(name).is_some_and(State::is_asked_for);
-        let seen = if is_over { self.seen.remove(name) } else { None };
-        Deferred { dropped, returned, delivery, woken, seen }
+        let mut forgotten = Few::default();
+        forgotten.extend(last.into_iter().filter_map(|number| self.subscriptions.remove(number)));
+        Deferred { dropped, returned, delivery, woken, forgotten }
     }
 }
 
@@ -214,7 +210,7 @@ impl Queue {
             pauses: Pauses::new(timing.ttl),
             forced: None,
             places: NameMap::default(),
-            seen: NameMap::default(),
+            subscriptions: ByNumber::default(),
         };
         let limits = Limits {
             attempt: timing.attempt,
@@ -229,15 +225,11 @@ impl Queue {
     }
 
     /// Runs a change with the lock held, and performs the effects without it.
-    fn locked<R>(
-        &self,
-        name: &Name,
-        run: impl FnOnce(&mut QueueState, &mut Effects<Arc<Hold>>) -> R,
-    ) -> R {
+    fn locked<R>(&self, run: impl FnOnce(&mut QueueState, &mut Effects<Arc<Hold>>) -> R) -> R {
         let mut effects = Effects::default();
         let mut state = self.lock();
         let result = run(&mut state, &mut effects);
-        let deferred = state.defer(name, effects);
+        let deferred = state.defer(effects);
         drop(state);
         self.perform(deferred);
         result
@@ -245,8 +237,8 @@ impl Queue {
 
     /// Performs effects. Call it with no lock held.
     fn perform(&self, effects: Deferred) {
-        let Deferred { dropped, returned, delivery, woken, seen } = effects;
-        drop((dropped, seen));
+        let Deferred { dropped, returned, delivery, woken, forgotten } = effects;
+        drop((dropped, forgotten));
         for hold in returned {
             drop(self.on_its_way(hold));
         }
@@ -284,19 +276,19 @@ impl Queue {
         now: Instant,
     ) -> Option<Begun> {
         let times = self.limits.at(now);
-        self.locked(name, |queue, effects| {
+        self.locked(|queue, effects| {
             let enter = |state: &mut State, step: &mut Step<'_, _>| state.try_enter(mode, step);
             let number = queue.run(name, times, effects, enter)?;
-            Some(Begun { number, not_before: queue.pauses.not_before(name, now), seen: None })
+            Some(Begun { number, not_before: queue.pauses.not_before(name, now), last_ask: None })
         })
     }
 
     /// Begins a turn at once, whatever else of this process asks for the name, holds it or waits: for a steal.
     pub(in crate::engine) fn seize_turn(&self, name: &Name, mode: Mode, now: Instant) -> Begun {
         let times = Times { due: now + self.limits.attempt * 3, ..self.limits.at(now) };
-        self.locked(name, |queue, effects| {
+        self.locked(|queue, effects| {
             let number = queue.run(name, times, effects, |state, step| state.seize(mode, step));
-            Begun { number, not_before: queue.pauses.not_before(name, now), seen: None }
+            Begun { number, not_before: queue.pauses.not_before(name, now), last_ask: None }
         })
     }
 
@@ -310,7 +302,7 @@ impl Queue {
         now: Instant,
     ) -> Found {
         let times = self.limits.at(now);
-        let pulse = self.locked(name, |queue, effects| {
+        let pulse = self.locked(|queue, effects| {
             let ticket = *ticket.get_or_insert_with(|| queue.numbers.draw());
             let admitted = queue.run(name, times, effects, |state, step| {
                 state.pulse(ticket, demand, step).ok_or_else(|| Waits {
@@ -326,10 +318,14 @@ impl Queue {
                 }
             };
             let found = match admitted {
-                Admitted::Turn(number) => Found::Turn(Begun {
+                Admitted::Turn(number, last) => Found::Turn(Begun {
                     number,
                     not_before: queue.pauses.not_before(name, now),
-                    seen: queue.seen.get_mut(name).and_then(|seen| seen.next.take()),
+                    last_ask: last.map(|LastAsk { by, mode, again_at }| Asked {
+                        mode,
+                        again_at,
+                        wakeups: queue.subscriptions.remove(by),
+                    }),
                 }),
                 Admitted::Join(hold) => Found::Join(hold),
                 Admitted::Hold(hold) => Found::Hold(self.on_its_way(hold)),
@@ -342,7 +338,7 @@ impl Queue {
     /// Removes a waiter that goes from the queue.
     pub(in crate::engine) fn withdraw(&self, name: &Name, ticket: u64) {
         let times = self.limits.at(self.clock.now());
-        let gone = self.locked(name, |queue, effects| {
+        let gone = self.locked(|queue, effects| {
             queue.run(name, times, effects, |state, step| state.withdraw(ticket, step));
             queue.wakers.remove(ticket)
         });
@@ -352,7 +348,7 @@ impl Queue {
     /// Ends a turn that brought no hold.
     pub(in crate::engine) fn end_turn(&self, name: &Name, turn: TurnNumber) {
         let times = self.limits.at(self.clock.now());
-        let gone = self.locked(name, |queue, effects| {
+        let gone = self.locked(|queue, effects| {
             queue.run(name, times, effects, |state, step| state.leave(turn.number, step));
             queue.wakers.remove_of(turn)
         });
@@ -362,7 +358,7 @@ impl Queue {
     /// Ends the slot of this number: removes its occupant, and admits the waiters that it blocked.
     pub(in crate::engine) fn leave_at(&self, now: Instant, name: &Name, number: u64) {
         let times = self.limits.at(now);
-        self.locked(name, |queue, effects| {
+        self.locked(|queue, effects| {
             queue.run(name, times, effects, |state, step| state.leave(number, step))
         });
     }
@@ -393,7 +389,7 @@ impl Queue {
     pub(in crate::engine) fn keep(&self, name: &Name, granted: GrantedTurn) -> Kept {
         let GrantedTurn { turn, mode, fair, sent, is_own } = granted;
         let mut gone = [None, None];
-        let kept = self.locked(name, |queue, effects| {
+        let kept = self.locked(|queue, effects| {
             let is_heard = fair || queue.pauses.is_heard(name);
             let granted = Granted {
                 number: turn.number,
@@ -434,7 +430,7 @@ impl Queue {
         turn: TurnNumber,
         options: &Options,
     ) -> Woken {
-        let woken = self.locked(name, |queue, effects| {
+        let woken = self.locked(|queue, effects| {
             let delay = options.lock_delay();
             let state = queue.names.get_mut(name)?;
             let seeks = state.seek(turn.number, turn.ticket, delay, effects);
@@ -444,16 +440,19 @@ impl Queue {
         woken.unwrap_or_else(|| oneshot::channel().1)
     }
 
-    /// Records what the call with this turn knows of the store, for the next turn, if a hold is handed off to it.
-    pub(in crate::engine) fn saw(&self, name: &Name, number: u64, learned: Seen) {
-        let replaced = {
-            let mut queue = self.lock();
-            let is_seeker = queue.names.get(name).is_some_and(|state| state.is_seeker(number));
-            is_seeker.then(|| {
-                queue.seen.entry(name.clone()).or_default().asking.replace((number, learned))
-            })
-        };
-        drop(replaced);
+    /// Records the last request of the turn of this number, for the next turn, if a hold is handed off to its call.
+    pub(in crate::engine) fn note_ask(&self, name: &Name, number: u64, asked: Asked) {
+        let Asked { mode, again_at, wakeups: mut gone } = asked;
+        let last = LastAsk { by: number, mode, again_at };
+        let mut queue = self.lock();
+        if queue.names.get_mut(name).is_some_and(|state| state.note_ask(last)) {
+            gone = match gone {
+                Some(wakeups) => queue.subscriptions.insert(number, wakeups),
+                None => queue.subscriptions.remove(number),
+            };
+        }
+        drop(queue);
+        drop(gone);
     }
 
     /// Wakes all waiters.
@@ -476,7 +475,7 @@ impl Queue {
     /// Puts the hold of a grant into the slot of this number. Returns whether the name may have been forced open or taken
     /// after the request, which was sent at `sent`.
     pub(crate) fn install(&self, hold: &Arc<Hold>, number: u64, sent: Instant) -> bool {
-        self.locked(&hold.name, |queue, effects| {
+        self.locked(|queue, effects| {
             let Some(state) = queue.names.get_mut(&hold.name) else { return false };
             let doubted = state.install(self.seated(number, hold, sent), hold.began);
             if state.shares_with_waiters(hold.mode) {
@@ -505,19 +504,15 @@ impl Queue {
         let times = self.limits.at(now);
         let mut effects = Effects::default();
         let mut guard = self.lock();
-        let QueueState { names, numbers, wakers, seen, .. } = &mut *guard;
+        let QueueState { names, numbers, wakers, .. } = &mut *guard;
         let state = names.get_mut(name)?;
         let recipient = state.recipient(slot, chain, times)?;
         let hold = next(wakers.options(recipient.ticket));
         let mut step = Step { times, numbers, effects: &mut effects };
         state.hand_off(slot, recipient, Arc::clone(&hold), &mut step);
-        let mut learned = None;
-        if let (true, Some(seen)) = (recipient.is_asking, seen.get_mut(name)) {
-            learned = std::mem::replace(&mut seen.next, seen.asking.take().map(|(_, seen)| seen));
-        }
-        let effects = guard.defer(name, effects);
+        let effects = guard.defer(effects);
         drop(guard);
-        Some(Handoff { hold, effects, _learned: learned })
+        Some(Handoff { hold, effects })
     }
 
     /// Wakes the recipient of a hold, and those that may ask next. Call it with no lock held.
@@ -527,7 +522,7 @@ impl Queue {
 
     /// Withdraws the offer of `hold` from a waiter that did not accept it in time.
     pub(crate) fn missed(&self, hold: &Arc<Hold>) {
-        self.locked(&hold.name, |queue, effects| {
+        self.locked(|queue, effects| {
             if let Some(state) = queue.names.get_mut(&hold.name) {
                 state.miss(hold, effects);
             }
@@ -553,7 +548,7 @@ impl Queue {
     /// Sets the mode of a slot back after an upgrade that was refused. Admits the waiters that may ask now.
     pub(in crate::engine) fn end_upgrade(&self, name: &Name, number: u64, mode: Mode) {
         let times = self.limits.at(self.clock.now());
-        self.locked(name, |queue, effects| {
+        self.locked(|queue, effects| {
             queue.run(name, times, effects, |state, step| state.end_upgrade(number, mode, step));
         });
     }
@@ -562,7 +557,7 @@ impl Queue {
     pub(in crate::engine) fn reseat(&self, hold: &Arc<Hold>, number: u64, sent: Instant) {
         let times = self.limits.at(self.clock.now());
         let seated = self.seated(number, hold, sent);
-        self.locked(&hold.name, |queue, effects| {
+        self.locked(|queue, effects| {
             queue.run(&hold.name, times, effects, |state, step| state.reseat(seated, step));
         });
     }
@@ -793,7 +788,7 @@ mod tests {
 
     fn is_empty(core: &Core) -> bool {
         let queue = core.queue.lock();
-        queue.names.is_empty() && queue.wakers.size().0 == 0 && queue.seen.is_empty()
+        queue.names.is_empty() && queue.wakers.size().0 == 0 && queue.subscriptions.size().0 == 0
     }
 
     #[test]

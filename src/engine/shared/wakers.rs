@@ -21,9 +21,12 @@ pub(in crate::engine) struct TurnNumber {
     pub(in crate::engine) ticket: u64,
 }
 
+/// A map from numbers that are drawn one after the other. What it had at its peak costs no memory later.
+pub(super) struct ByNumber<T>(HashMap<u64, T, BuildHasherDefault<NumberHasher>>);
+
 /// The wakers of waiters, by their numbers.
 #[derive(Default)]
-pub(super) struct Wakers(HashMap<u64, Listener, BuildHasherDefault<NumberHasher>>);
+pub(super) struct Wakers(ByNumber<Listener>);
 
 /// A waiter that may be woken.
 pub(super) struct Listener {
@@ -52,27 +55,21 @@ impl Hasher for NumberHasher {
     }
 }
 
-impl Wakers {
-    /// The number of wakers for which memory is kept.
+impl<T> Default for ByNumber<T> {
+    fn default() -> Self {
+        Self(HashMap::default())
+    }
+}
+
+impl<T> ByNumber<T> {
+    /// The number of items for which memory is kept.
     const SPARE: usize = 64;
 
-    /// Returns a new wake-up for this number, unless it has one.
-    pub(super) fn listen(&mut self, number: u64, options: &Options) -> Option<Woken> {
-        let new = || Listener { waker: None, options: options.clone() };
-        let listener = self.0.entry(number).or_insert_with(new);
-        if listener.waker.is_some() {
-            return None;
-        }
-        let (waker, woken) = oneshot::channel();
-        listener.waker = Some(waker);
-        Some(woken)
+    pub(super) fn insert(&mut self, number: u64, item: T) -> Option<T> {
+        self.0.insert(number, item)
     }
 
-    pub(super) fn take(&mut self, number: u64) -> Option<Waker> {
-        self.0.get_mut(&number)?.waker.take()
-    }
-
-    pub(super) fn remove(&mut self, number: u64) -> Option<Listener> {
+    pub(super) fn remove(&mut self, number: u64) -> Option<T> {
         if self.0.is_empty() {
             return None;
         }
@@ -84,10 +81,38 @@ impl Wakers {
         Some(removed)
     }
 
-    /// Returns the number of waiters, and that for which memory is kept.
+    /// Returns the number of items, and that for which memory is kept.
     #[cfg(test)]
     pub(super) fn size(&self) -> (usize, usize) {
         (self.0.len(), self.0.capacity())
+    }
+}
+
+impl Wakers {
+    /// Returns a new wake-up for this number, unless it has one.
+    pub(super) fn listen(&mut self, number: u64, options: &Options) -> Option<Woken> {
+        let new = || Listener { waker: None, options: options.clone() };
+        let listener = self.0.0.entry(number).or_insert_with(new);
+        if listener.waker.is_some() {
+            return None;
+        }
+        let (waker, woken) = oneshot::channel();
+        listener.waker = Some(waker);
+        Some(woken)
+    }
+
+    pub(super) fn take(&mut self, number: u64) -> Option<Waker> {
+        self.0.0.get_mut(&number)?.waker.take()
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<Listener> {
+        self.0.remove(number)
+    }
+
+    /// Returns the number of waiters, and that for which memory is kept.
+    #[cfg(test)]
+    pub(super) fn size(&self) -> (usize, usize) {
+        self.0.size()
     }
 
     /// Removes the wakers of a turn.
@@ -96,7 +121,7 @@ impl Wakers {
     }
 
     pub(super) fn options(&self, number: u64) -> Options {
-        self.0.get(&number).map(|listener| listener.options.clone()).unwrap_or_default()
+        self.0.0.get(&number).map(|listener| listener.options.clone()).unwrap_or_default()
     }
 }
 

@@ -56,7 +56,6 @@ mod thread;
 mod watchdog;
 
 pub(crate) use acquire::set::SetCall;
-pub(crate) use acquire::timed::Timed;
 pub(crate) use acquire::{AFTER_EXPIRY, Claim, Polling, WaitLimit, Wanted, acquire, acquire_as};
 pub(crate) use admin::close::Closed;
 pub(crate) use admin::steal::{steal, want};
@@ -71,4 +70,5 @@ pub(crate) use shared::asker::StoreRefusal;
 pub(crate) use shared::core::{Core, Settings};
 pub(crate) use shared::hold::Hold;
 pub(crate) use shared::options::{Caller, Options, setters};
+pub(crate) use shared::served::{Timed, Unanswered};
 pub(crate) use shared::terms::check_stall_after;

@@ -1,6 +1,8 @@
 //! Numbered leases: one of n names, whichever is free.
 
-use crate::engine::{Core, Engine, Options, Timed, WaitLimit, Wanted, acquire, setters};
+use crate::engine::{
+    Core, Engine, Options, Timed, Unanswered, WaitLimit, Wanted, acquire, setters,
+};
 use crate::error::{Error, Result};
 use crate::locks::lease::Lease;
 use crate::store::{Mode, Name};
@@ -305,7 +307,7 @@ impl Slots {
     async fn wait(&self, wanted: Wanted<'_>, progress: &Progress) -> Result<Slot> {
         self.name.as_ref().map_err(Error::clone)?;
         let core = &self.engine.core;
-        let (mut failures, mut silent_since) = (0, None);
+        let mut unanswered = Unanswered::default();
         loop {
             let started = core.now();
             let found = match Box::pin(self.look(wanted, progress)).await {
@@ -314,15 +316,11 @@ impl Slots {
             };
             match found {
                 Ok(Some(slot)) => return Ok(slot),
-                Ok(None) => (failures, silent_since) = (0, None),
+                Ok(None) => unanswered.answered(),
                 Err(error) if error.is_unavailable() => {
-                    let since = *silent_since.get_or_insert(started);
-                    if core.now().saturating_duration_since(since) >= core.timing.ttl {
-                        return Err(error);
-                    }
-                    failures += 1;
+                    let Some(gap) = unanswered.gap(core, started) else { return Err(error) };
                     progress.failed(error);
-                    core.pause(core.timing.gap(failures, core.jitter())).await;
+                    core.pause(gap).await;
                     core.check_open()?;
                 }
                 Err(error) => return Err(error),

@@ -252,7 +252,8 @@ async fn crowd_alone_sends_few_requests() {
     assert!(setup.memory.is_empty());
 }
 
-/// Permits that change hands faster than the store answers: each flow goes on where the one before it was.
+/// Permits that change hands faster than the store answers: what the requests bring is used, and the next flow does not ask
+/// again at each change.
 #[tokio::test(start_paused = true)]
 async fn crowd_faster_than_the_store_sends_few_requests() {
     for slow in [&[Call::Acquire][..], &[Call::Acquire, Call::Subscribe]] {
@@ -268,7 +269,34 @@ async fn crowd_faster_than_the_store_sends_few_requests() {
     }
 }
 
-/// A permit that another process releases goes to the flow that has taken over the question of the one before it.
+/// The request of a flow that is handed a permit meanwhile brings one for the next flow, which asks once at most.
+#[tokio::test(start_paused = true)]
+async fn grant_that_no_flow_waits_for_goes_to_the_next() {
+    for slow in [&[Call::Acquire][..], &[Call::Acquire, Call::Subscribe]] {
+        let setup = Setup::new();
+        let here = pool(&setup.leases).acquire().await.unwrap();
+        for call in slow {
+            setup.faults.add(Rule::new(Fault::Delay(MOMENT * 50)).on(*call));
+        }
+        let order = Arc::default();
+        let first = waits(&setup.leases, 1, &order, 0);
+        settle().await;
+        let next = waits(&setup.leases, 1, &order, 1);
+        settle().await;
+        here.unlock().await.unwrap();
+        let first = first.await.unwrap();
+        let (took, next) = timed(next).await;
+        assert!(took <= MOMENT * 51, "{took:?}");
+        assert!(setup.calls(Call::Acquire) <= 3, "{slow:?} slow");
+        let next = next.unwrap();
+        sleep(T * 2).await;
+        drop((first, next));
+        settle().await;
+        assert!(setup.memory.is_empty());
+    }
+}
+
+/// A permit that another process releases goes to the flow that waits in place of the one before it.
 #[tokio::test(start_paused = true)]
 async fn permit_released_elsewhere_reaches_the_next_flow() {
     for wait in [1, 30, 60, 90, 120, 200] {
@@ -368,9 +396,9 @@ fn permits_are_never_more_than_there_are_on_many_threads() {
     });
 }
 
-/// The request of the first flow is granted before the force, and its answer comes to the flow that took it over.
+/// The request of the first flow is granted before the force, and its answer comes when another flow asks.
 #[tokio::test(start_paused = true)]
-async fn request_taken_over_after_a_force_brings_no_permit() {
+async fn request_left_before_a_force_brings_no_permit() {
     let setup = Setup::new();
     let one = setup.leases.semaphore("n", 1);
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));

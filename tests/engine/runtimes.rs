@@ -190,7 +190,7 @@ fn panic_that_unwinds_the_engines_runtime_closes_nothing() {
     });
 }
 
-/// The next flow takes over its request, whose timer never fires.
+/// The next flow does not wait for its request, whose timer never fires.
 #[test]
 fn permit_request_of_a_runtime_that_stands_still_is_asked_again() {
     let first = Runtimes::new_current_thread().enable_all().build().expect("a runtime");

@@ -15,6 +15,7 @@
 //!    goes before, it does the same ([`OpenPlace`]). Each waiter has the place with its own arrival.
 //! 4. **All of that may fail.** Then the place lapses, which delays other processes, and breaks no promise.
 
+use super::AcquireLoop;
 use crate::clock::Instant;
 use crate::engine::machine::scope::HandoffScope;
 use crate::engine::shared::core::Core;
@@ -22,6 +23,7 @@ use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
 use crate::store::{HolderId, Mode, Name, Place, Target};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Gives up the place that is open for a waiter when that one goes. Each waiter has one.
 pub(super) struct OpenPlace<'a> {
@@ -35,6 +37,27 @@ impl Drop for OpenPlace<'_> {
         if let Some(holder) = self.core.queue.abandoned_place(self.name, self.arrived) {
             self.core.leave_later(Target::exclusive(self.name.clone()), holder);
         }
+    }
+}
+
+impl AcquireLoop<'_, '_> {
+    /// Returns the place in the order of the waiters of all processes.
+    pub(super) fn place(&self) -> Option<Place> {
+        let core = self.core;
+        let ordered = match self.mode {
+            Mode::Exclusive => self.fair,
+            Mode::Read | Mode::Write => !self.once,
+            Mode::Permits { .. } => false,
+        };
+        ordered.then(|| {
+            if self.once {
+                // It passes no waiter and gets no place.
+                return Place::new(Duration::ZERO, Duration::ZERO);
+            }
+            let waited = core.now().saturating_duration_since(self.start);
+            let left = self.longest_wait.saturating_sub(waited);
+            Place::new(waited, core.place_kept(self.mode).min(left))
+        })
     }
 }
 

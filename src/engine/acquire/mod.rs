@@ -1,41 +1,48 @@
-//! The acquire loop: acquires a name at once, re-entrantly, or after waiting.
+//! One call that asks for a name, read downwards: its options, what the handle has already ([`AcquireLoop::run`]), its turn
+//! in this process ([`AcquireLoop::outermost`]), its requests ([`AcquireLoop::ask_store`]), and what becomes of each answer.
+//!
+//! `spec` is what a call asks for and gets. `turn` guards what it has in the queue, `attempt` guards its requests, and `wait`
+//! has its waits. `reenter` is for a handle that has the name, `set` for several names in one call, `line` for the order of
+//! the waiters of all processes.
 
-mod asking;
 pub(super) mod attempt;
-mod hints;
 mod line;
-mod poll;
-mod queued;
 mod reenter;
-mod seek;
 pub(super) mod set;
-pub(super) mod timed;
+mod spec;
 pub(super) mod turn;
 mod wait;
 
-pub(crate) use poll::Polling;
+pub(crate) use spec::{Claim, WaitLimit, Wanted};
+pub(crate) use wait::Polling;
 
+use super::machine::name::Kept;
+use super::machine::scope::HandoffScope;
 use super::machine::share::Share;
-use super::shared::asker::{Asker, StoreRefusal};
+use super::shared::asker::Asker;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
-use super::shared::options::{Caller, NO_OPTIONS, Options};
+use super::shared::life::Grant;
+use super::shared::options::Options;
+use super::shared::queue::{HandedOff, Waits};
+use super::shared::served::{Timed, Unanswered};
 use crate::clock::Instant;
-use crate::error::Result;
-use crate::store::{Acquire, HolderId, Line, Mode, Name, Place, Target};
+use crate::error::{Error, Result};
+use crate::observe::Operation;
+use crate::store::{Acquire, Acquired, HolderId, Line, Mode, Name, Target};
 use crate::util::trace::QuietSpan;
+use attempt::Attempt;
 use line::OpenPlace;
-use set::SetCall;
 use std::future::{Future, poll_fn};
-use std::panic::Location;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use timed::Timed;
 use tokio::task::coop::consume_budget;
-use tokio::time::timeout;
-use turn::{Turn, WaiterGuard};
+use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
+use turn::{Admission, Turn, WaiterGuard};
+use wait::Hints;
 
 /// A server counts the time to live in milliseconds; this margin lets it end first.
 pub(crate) const AFTER_EXPIRY: Duration = Duration::from_millis(5);
@@ -49,103 +56,6 @@ const FIRST_GAP: Duration = Duration::from_millis(50);
 /// How long after a request for permits the next flow asks, if a hold was handed off before the answer. Meanwhile the engine
 /// hands off what that request brings.
 const UNANSWERED: Duration = Duration::from_millis(100);
-
-/// The time for which the caller waits for other holders.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum WaitLimit {
-    Once,
-    For(Duration),
-    Forever,
-}
-
-/// What is asked for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
-    mode: Mode,
-    /// The options of the handle.
-    options: &'a Options,
-    caller: Caller,
-    /// The call for several names that it is a part of.
-    set: Option<&'a SetCall>,
-    /// Where a call that asks once leaves what the store says to refuse it.
-    refusal: Option<&'a StoreRefusal>,
-}
-
-impl<'a> Wanted<'a> {
-    /// Sets the options of the handle.
-    pub(crate) fn with(self, options: &'a Options) -> Self {
-        Self { options, ..self }
-    }
-
-    /// Sets the place of the call.
-    pub(crate) fn at(self, caller: &'static Location<'static>) -> Self {
-        Self { caller: Some(caller), ..self }
-    }
-
-    /// Returns the place of the call.
-    pub(crate) fn caller(&self) -> Caller {
-        self.caller
-    }
-
-    /// Leaves what the store says to refuse a call that asks once.
-    pub(crate) fn with_refusal(self, refusal: &'a StoreRefusal) -> Self {
-        Self { refusal: Some(refusal), ..self }
-    }
-
-    /// Makes it a part of a call for several names.
-    pub(crate) fn of_set(self, set: &'a SetCall) -> Self {
-        Self { set: Some(set), ..self }
-    }
-}
-
-impl From<Mode> for Wanted<'_> {
-    fn from(mode: Mode) -> Self {
-        Self { mode, options: &NO_OPTIONS, caller: None, set: None, refusal: None }
-    }
-}
-
-/// A hold that was acquired and has no lease yet. Dropping it releases it.
-pub(crate) struct Claim<'a> {
-    core: &'a Arc<Core>,
-    hold: Arc<Hold>,
-    share: Share,
-    taken: bool,
-}
-
-impl<'a> Claim<'a> {
-    fn new(core: &'a Arc<Core>, hold: Arc<Hold>, share: Share) -> Self {
-        Self { core, hold, share, taken: false }
-    }
-
-    /// Creates the claim of a hold that no other handle shares.
-    pub(super) fn of(core: &'a Arc<Core>, hold: Arc<Hold>) -> Self {
-        Self::new(core, hold, Share::FIRST)
-    }
-
-    /// Returns the hold, which this still claims.
-    pub(super) fn hold(&self) -> Arc<Hold> {
-        Arc::clone(&self.hold)
-    }
-
-    /// Returns the share of its handle in the hold.
-    pub(crate) fn share(&self) -> Share {
-        self.share
-    }
-
-    /// Returns the hold. The caller must release it from now on.
-    pub(crate) fn into_hold(mut self) -> Arc<Hold> {
-        self.taken = true;
-        Arc::clone(&self.hold)
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        if !self.taken {
-            self.hold.leave_in_background(self.core, self.share);
-        }
-    }
-}
 
 /// Acquires a name for a handle that never shares a hold, as [`acquire_as`] does.
 pub(crate) fn acquire<'a>(
@@ -324,15 +234,81 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
         let mut waiter = self.waiter();
         loop {
-            let admission = self.wait_in_queue(&mut waiter, now).await?;
-            if let Some(claim) = self.admitted(admission).await? {
+            let (admission, found_at) = self.wait_in_queue(&mut waiter, now).await?;
+            if let Some(claim) = self.admitted(admission, found_at).await? {
                 return Ok(Some(claim));
             }
             now = core.now();
         }
     }
 
-    /// Asks the store for the name and begins a hold with its grant.
+    /// Waits in the queue until an offer comes, and returns it with the time of the check-in that found it. Fails once the
+    /// store counts as silent: the first waiter may get no answer either.
+    async fn wait_in_queue(
+        &self,
+        waiter: &mut WaiterGuard<'_>,
+        mut now: Instant,
+    ) -> Result<(Admission, Instant)> {
+        let core = self.core;
+        let limit = self.silence_limit();
+        let mut hints = Hints::NotSubscribed;
+        let mut gap = FIRST_GAP;
+        let mut reported = false;
+        loop {
+            let Waits { silent_since, mixed } = match waiter.check_in(now) {
+                Ok(admission) => return Ok((admission, now)),
+                Err(waits) => waits,
+            };
+            self.asker.waits(|| core.queue.ahead(self.name, waiter.number()));
+            // After the check-in: `close` wakes each waiter that it finds.
+            core.check_open()?;
+            if mixed {
+                self.check_kind()?;
+            }
+            let mut pause = gap.min(core.timing.check_in_period());
+            if let Some(since) = silent_since {
+                let until = since.max(self.start) + limit;
+                if until <= now {
+                    return Err(core.silent(self.name));
+                }
+                pause = pause.min(until.saturating_duration_since(now));
+            }
+            let may_wait_for_itself = self.mode.is_reentrant() && !reported;
+            if may_wait_for_itself && now.saturating_duration_since(self.start) >= core.timing.ttl {
+                reported = self.report_own_hold(now);
+            }
+            // The wait is long enough to be worth a subscription, which reports a forced release.
+            let listens = gap > FIRST_GAP && core.announces() && waiter.is_first_behind_a_hold(now);
+            let woken = timeout(pause, waiter.woken());
+            let woken = if listens {
+                tokio::select! {
+                    biased;
+                    woken = woken => woken,
+                    never = Box::pin(self.verify_on_hints(&mut hints)) => match never {},
+                }
+            } else {
+                woken.await
+            };
+            if woken.is_err() {
+                gap = gap.saturating_mul(2);
+            }
+            now = core.now();
+        }
+    }
+
+    /// Takes the offer that a check-in at `now` found, once.
+    async fn admitted(&self, admission: Admission, now: Instant) -> Result<Option<Claim<'core>>> {
+        match admission {
+            Admission::Turn(turn) => self.begin(turn).await,
+            Admission::Join(hold) => {
+                let share = hold.join(self.core, self.asker);
+                Ok(share.map(|share| Claim::new(self.core, hold, share)))
+            }
+            Admission::Hold(offered) => Ok(self.accept(offered, now)),
+        }
+    }
+
+    /// Asks the store for the name, and begins a hold with its grant.
     async fn begin(&self, turn: Turn) -> Result<Option<Claim<'core>>> {
         if self.mode.can_seek() && !self.once {
             return Box::pin(self.seek(turn)).await;
@@ -340,6 +316,164 @@ impl<'core> AcquireLoop<'_, 'core> {
         let asking = pin!(self.ask_store(turn));
         let grant = self.core.unless_closed(asking).await?;
         Ok(grant.map(|grant| self.claim(Hold::begin(self.core, grant, self.asker))))
+    }
+
+    /// Asks the store for permits, until it grants them or another call hands a hold off.
+    async fn seek(&self, turn: Turn) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
+        let mut passed = turn.seek(self.options);
+        let asked = {
+            let asking = pin!(self.ask_store(turn));
+            let asking = pin!(core.unless_closed(asking));
+            tokio::select! {
+                biased;
+                asked = asking => asked,
+                // A request that is not answered yet is left to the engine.
+                Ok(Some(offered)) = &mut passed => return Ok(self.accept(offered, core.now())),
+            }
+        };
+        match asked {
+            // A hold that was handed off as well goes to the next waiter.
+            Ok(Some(grant)) => Ok(Some(self.claim(Hold::begin(core, grant, self.asker)))),
+            other => match passed.try_recv() {
+                Ok(Some(offered)) => Ok(self.accept(offered, core.now())),
+                Ok(None) | Err(_) => other.map(|_| None),
+            },
+        }
+    }
+
+    fn accept(&self, offered: HandedOff, now: Instant) -> Option<Claim<'core>> {
+        offered.accept(self.core, self.asker, now).map(|hold| self.claim(hold))
+    }
+
+    /// Asks the store until it grants the name. Returns `None` if the name is held and this call
+    /// asks only once, or if the turn was reclaimed because its steps took too long.
+    async fn ask_store(&self, mut turn: Turn) -> Result<Option<Grant>> {
+        let core = self.core;
+        let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
+        let mut hints = Hints::NotSubscribed;
+        let mut unanswered = Unanswered::default();
+        self.wait_to_ask(&mut turn, &mut hints, attempt.holder()).await;
+        loop {
+            if let Some(set) = self.asker.set {
+                set.arrive().await;
+            }
+            core.check_open()?;
+            // Silence counts from the first unanswered request, including those of earlier turns,
+            // but not during pauses.
+            let now = core.now();
+            let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
+            let since = unanswered.since(since);
+            let until = since.max(self.start) + self.silence_limit();
+            attempt.send(self.request(attempt.holder()), self.asker.set, now);
+            self.note_ask(&turn, &hints, now + UNANSWERED.min(core.timing.attempt));
+            let Some(verdict) = self.answer(&turn, pin!(attempt.land()), now, until).await else {
+                let silent = core.silent(self.name);
+                core.count_failure(Operation::Acquire, now, 1);
+                return Err(silent);
+            };
+            core.count_answer(Operation::Acquire, &verdict, was_refused, now, 1);
+            match verdict {
+                Ok(Acquired::Granted { sent, fence, reached, oldest }) => {
+                    let now = core.now();
+                    match self.keep(&turn, sent, now) {
+                        Keep::Yes => {
+                            return Ok(Some(Grant {
+                                target: self.target(),
+                                options: self.options.clone(),
+                                holder: attempt.holder(),
+                                fence,
+                                reached,
+                                sent,
+                                now,
+                                unsure_until: attempt.accept_grant(),
+                                scope: HandoffScope::of(self.fair, sent, oldest),
+                                turn,
+                            }));
+                        }
+                        Keep::Excluded => {
+                            core.queue.answered(self.name);
+                            attempt.undo(sent);
+                            return Ok(None);
+                        }
+                        Keep::No(why) => {
+                            tracing::debug!(why, "grant released; asking again");
+                            attempt.undo(sent);
+                            attempt = Attempt::new(core, self.target(), core.draw_holder());
+                            // The next one may be ready at once, and too late again.
+                            yield_now().await;
+                        }
+                    }
+                }
+                Ok(Acquired::Held { closed, .. }) if self.once => {
+                    self.asker.refused_by_store(closed);
+                    core.queue.answered(self.name);
+                    return Ok(None);
+                }
+                Ok(Acquired::Held { remaining, .. }) => {
+                    self.asker.waits(|| 0);
+                    unanswered.answered();
+                    turn.held_elsewhere();
+                    let until = self.ask_again_at(&turn, &hints, now, remaining);
+                    self.wait_to_retry(&turn, &mut hints, attempt.holder(), until).await;
+                }
+                Ok(Acquired::NotYours(_)) => {
+                    return Err(Error::protocol(
+                        "the store answered an outermost acquire as a nested one",
+                    ));
+                }
+                Err(error) if error.is_unavailable() && !self.once => {
+                    let Some(gap) = unanswered.gap(core, since) else {
+                        return Err(attempt.failed(error));
+                    };
+                    tracing::debug!(%error, "acquire failed; retrying");
+                    turn.set_due(core.now() + gap + core.timing.attempt);
+                    sleep(gap).await;
+                }
+                Err(error) => {
+                    // A refusal is an answer too.
+                    if !error.is_unavailable() {
+                        core.queue.answered(self.name);
+                    }
+                    return Err(attempt.failed(error));
+                }
+            }
+        }
+    }
+
+    /// Waits for the answer to a request of `now` until `until`. Meanwhile it moves the turn's due time on, which shows
+    /// that this future is polled.
+    async fn answer<R>(
+        &self,
+        turn: &Turn,
+        mut request: Pin<&mut impl Future<Output = R>>,
+        mut now: Instant,
+        until: Instant,
+    ) -> Option<R> {
+        let core = self.core;
+        loop {
+            let left = until.saturating_duration_since(now);
+            match timeout(left.min(core.timing.attempt * 2), request.as_mut()).await {
+                Ok(answer) => return Some(answer),
+                Err(_) => now = core.now(),
+            }
+            if now >= until {
+                return None;
+            }
+            turn.set_due(core.timing.step_due(now));
+        }
+    }
+
+    /// Keeps the turn for the hold of a grant that arrived at `now`, if the grant is of use.
+    fn keep(&self, turn: &Turn, sent: Instant, now: Instant) -> Keep {
+        if self.core.timing.stale(sent, now) {
+            return Keep::No("it came too late");
+        }
+        match turn.keep(sent, true) {
+            Kept::Yes => Keep::Yes,
+            Kept::Excluded => Keep::Excluded,
+            Kept::Forced => Keep::No("the name was forced open meanwhile"),
+        }
     }
 
     /// Returns the claim of a hold that no other handle shares.
@@ -365,25 +499,6 @@ impl<'core> AcquireLoop<'_, 'core> {
             .with_place(self.place())
     }
 
-    /// Returns the place in the order of the waiters of all processes.
-    fn place(&self) -> Option<Place> {
-        let core = self.core;
-        let ordered = match self.mode {
-            Mode::Exclusive => self.fair,
-            Mode::Read | Mode::Write => !self.once,
-            Mode::Permits { .. } => false,
-        };
-        ordered.then(|| {
-            if self.once {
-                // It passes no waiter and gets no place.
-                return Place::new(Duration::ZERO, Duration::ZERO);
-            }
-            let waited = core.now().saturating_duration_since(self.start);
-            let left = self.longest_wait.saturating_sub(waited);
-            Place::new(waited, core.place_kept(self.mode).min(left))
-        })
-    }
-
     /// Returns the guard of this call's place in the queue of this process.
     fn waiter(&self) -> WaiterGuard<'_> {
         self.core
@@ -392,4 +507,17 @@ impl<'core> AcquireLoop<'_, 'core> {
             .arrived(self.start, self.fair)
             .with(self.options)
     }
+}
+
+/// Whether a call keeps the grant that it got.
+enum Keep {
+    Yes,
+    /// Another hold of this process excludes it.
+    Excluded,
+    /// It is released, and the store is asked again.
+    No(&'static str),
+}
+
+fn was_refused(verdict: &Acquired) -> bool {
+    !matches!(verdict, Acquired::Granted { .. })
 }

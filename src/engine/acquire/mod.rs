@@ -19,12 +19,12 @@ pub(crate) use wait::Polling;
 use super::machine::name::Kept;
 use super::machine::scope::HandoffScope;
 use super::machine::share::Share;
-use super::shared::asker::Asker;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
 use super::shared::life::Grant;
 use super::shared::options::Options;
 use super::shared::queue::{HandedOff, Waits};
+use super::shared::report::CallReport;
 use super::shared::served::{Timed, Unanswered};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -105,8 +105,8 @@ pub(crate) async fn acquire_as<'a>(
     };
     let classified = core.settings.classified(name, options);
     let options = classified.as_ref().unwrap_or(options);
-    let asker = Asker::new(core, (name, mode, options), (start, caller)).of_set(set);
-    let asker = &asker.with_refusal(refusal);
+    let report = CallReport::new(core, (name, mode, options), (start, caller)).of_set(set);
+    let report = &report.with_refusal(refusal);
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
     let acquiring = AcquireLoop {
@@ -121,7 +121,7 @@ pub(crate) async fn acquire_as<'a>(
         longest_pause,
         start,
         answered,
-        asker,
+        report,
     };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
@@ -136,7 +136,7 @@ pub(crate) async fn acquire_as<'a>(
         },
         WaitLimit::Once | WaitLimit::Forever => attended.await,
     };
-    asker.end(&result, once);
+    report.end(&result, once);
     if span.is_enabled() {
         record(&span, core.now().saturating_duration_since(start), &result);
     }
@@ -175,7 +175,7 @@ struct AcquireLoop<'a, 'core> {
     longest_pause: Duration,
     start: Instant,
     answered: &'a AtomicBool,
-    asker: &'a Asker<'a>,
+    report: &'a CallReport<'a>,
 }
 
 impl<'core> AcquireLoop<'_, 'core> {
@@ -220,7 +220,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         // A nested request before it needs no answer any more.
         self.answered.store(true, Ordering::Relaxed);
         if self.mode.is_joined()
-            && let Some((hold, share)) = core.join_cohort(self.asker, self.name)
+            && let Some((hold, share)) = core.join_cohort(self.report, self.name)
         {
             return Ok(Some(Claim::new(core, hold, share)));
         }
@@ -259,7 +259,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 Ok(admission) => return Ok((admission, now)),
                 Err(waits) => waits,
             };
-            self.asker.waits(|| core.queue.ahead(self.name, waiter.number()));
+            self.report.waits(|| core.queue.ahead(self.name, waiter.number()));
             // After the check-in: `close` wakes each waiter that it finds.
             core.check_open()?;
             if mixed {
@@ -301,7 +301,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         match admission {
             Admission::Turn(turn) => self.begin(turn).await,
             Admission::Join(hold) => {
-                let share = hold.join(self.core, self.asker);
+                let share = hold.join(self.core, self.report);
                 Ok(share.map(|share| Claim::new(self.core, hold, share)))
             }
             Admission::Hold(offered) => Ok(self.accept(offered, now)),
@@ -315,7 +315,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
         let asking = pin!(self.ask_store(turn));
         let grant = self.core.unless_closed(asking).await?;
-        Ok(grant.map(|grant| self.claim(Hold::begin(self.core, grant, self.asker))))
+        Ok(grant.map(|grant| self.claim(Hold::begin(self.core, grant, self.report))))
     }
 
     /// Asks the store for permits, until it grants them or another call hands a hold off.
@@ -334,7 +334,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         };
         match asked {
             // A hold that was handed off as well goes to the next waiter.
-            Ok(Some(grant)) => Ok(Some(self.claim(Hold::begin(core, grant, self.asker)))),
+            Ok(Some(grant)) => Ok(Some(self.claim(Hold::begin(core, grant, self.report)))),
             other => match passed.try_recv() {
                 Ok(Some(offered)) => Ok(self.accept(offered, core.now())),
                 Ok(None) | Err(_) => other.map(|_| None),
@@ -343,7 +343,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     fn accept(&self, offered: HandedOff, now: Instant) -> Option<Claim<'core>> {
-        offered.accept(self.core, self.asker, now).map(|hold| self.claim(hold))
+        offered.accept(self.core, self.report, now).map(|hold| self.claim(hold))
     }
 
     /// Asks the store until it grants the name. Returns `None` if the name is held and this call
@@ -355,7 +355,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut unanswered = Unanswered::default();
         self.wait_to_ask(&mut turn, &mut hints, attempt.holder()).await;
         loop {
-            if let Some(set) = self.asker.set {
+            if let Some(set) = self.report.set {
                 set.arrive().await;
             }
             core.check_open()?;
@@ -365,7 +365,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
             let since = unanswered.since(since);
             let until = since.max(self.start) + self.silence_limit();
-            attempt.send(self.request(attempt.holder()), self.asker.set, now);
+            attempt.send(self.request(attempt.holder()), self.report.set, now);
             self.note_ask(&turn, &hints, now + UNANSWERED.min(core.timing.attempt));
             let Some(verdict) = self.answer(&turn, pin!(attempt.land()), now, until).await else {
                 let silent = core.silent(self.name);
@@ -406,12 +406,12 @@ impl<'core> AcquireLoop<'_, 'core> {
                     }
                 }
                 Ok(Acquired::Held { closed, .. }) if self.once => {
-                    self.asker.refused_by_store(closed);
+                    self.report.refused_by_store(closed);
                     core.queue.answered(self.name);
                     return Ok(None);
                 }
                 Ok(Acquired::Held { remaining, .. }) => {
-                    self.asker.waits(|| 0);
+                    self.report.waits(|| 0);
                     unanswered.answered();
                     turn.held_elsewhere();
                     let until = self.ask_again_at(&turn, &hints, now, remaining);

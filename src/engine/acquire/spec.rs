@@ -2,10 +2,10 @@
 
 use super::set::SetCall;
 use crate::engine::machine::share::Share;
-use crate::engine::shared::asker::StoreRefusal;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::options::{Caller, NO_OPTIONS, Options};
+use crate::engine::shared::report::StoreRefusal;
 use crate::store::Mode;
 use std::panic::Location;
 use std::sync::Arc;

@@ -137,7 +137,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         self.core.clock().sleep_until(time).await;
     }
 
-    /// Returns when the store is asked again that has refused the request of `sent`, if no hint comes before.
+    /// Returns when the store is asked again that has refused the request of `sent`, if no hint comes before. Records that
+    /// for the call that asks after this one.
     pub(super) fn ask_again_at(
         &self,
         turn: &Turn,

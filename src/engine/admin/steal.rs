@@ -21,11 +21,11 @@ use crate::engine::acquire::turn::Turn;
 use crate::engine::machine::hold::State;
 use crate::engine::machine::name::Kept;
 use crate::engine::machine::scope::HandoffScope;
-use crate::engine::shared::asker::Asker;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::life::Grant;
 use crate::engine::shared::options::Options;
+use crate::engine::shared::report::CallReport;
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::{Acquire, Acquired, Mode, Name, Reason, Steal, Target};
 use std::pin::pin;
@@ -53,16 +53,16 @@ pub(crate) async fn steal<'a>(
     }
     // Looking, taking, and once more if the name became free between.
     let limit = core.timing.attempt * 4;
-    let asker = &Asker::new(core, (name, Mode::Exclusive, options), (core.now(), None));
+    let report = &CallReport::new(core, (name, Mode::Exclusive, options), (core.now(), None));
     let stealing = pin!(async {
-        match timeout(limit, run(core, (name, options), reason, only, asker)).await {
+        match timeout(limit, run(core, (name, options), reason, only, report)).await {
             Ok(result) => result,
             Err(_) => Err(Error::silent()),
         }
     });
     let attended = pin!(core.attend(stealing));
     let result = core.unless_closed(attended).await;
-    asker.end(&result, true);
+    report.end(&result, true);
     let claim = result?;
     if core.is_closed() {
         drop(claim);
@@ -124,7 +124,7 @@ async fn run<'a>(
     (name, options): (&Name, &Options),
     reason: &Reason,
     only: Option<&str>,
-    asker: &Asker<'_>,
+    report: &CallReport<'_>,
 ) -> Result<Option<Claim<'a>>> {
     let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
     if holder.as_ref().is_some_and(|holder| holder.closed.is_some()) {
@@ -157,12 +157,12 @@ async fn run<'a>(
         is_free = matches!(verdict, Acquired::NotYours(_));
         if let Acquired::Granted { .. } = verdict {
             stolen.done();
-            asker.steals();
+            report.steals();
         }
     }
     if is_free {
         turn.set_due(core.timing.step_due(core.now()));
-        attempt.send(request, None, core.now(), None);
+        attempt.send(request, None, core.now());
         verdict = attempt.land().await?;
     }
     if let Acquired::Granted { sent, .. } = verdict {
@@ -177,7 +177,7 @@ async fn run<'a>(
             }
         }
     }
-    Ok(begin(core, (name, options), (attempt, turn), verdict, asker)
+    Ok(begin(core, (name, options), (attempt, turn), verdict, report)
         .map(|hold| Claim::of(core, hold)))
 }
 
@@ -202,7 +202,7 @@ fn begin(
     (name, options): (&Name, &Options),
     (attempt, turn): (Attempt<'_>, Turn),
     verdict: Acquired,
-    asker: &Asker<'_>,
+    report: &CallReport<'_>,
 ) -> Option<Arc<Hold>> {
     let Acquired::Granted { sent, fence, reached, oldest } = verdict else { return None };
     let now = core.now();
@@ -218,6 +218,6 @@ fn begin(
     Some(Hold::begin(
         core,
         Grant { target, options, holder, fence, reached, sent, now, unsure_until, scope, turn },
-        asker,
+        report,
     ))
 }

@@ -37,11 +37,11 @@ use crate::engine::machine::hold::{Phase, State};
 use crate::engine::machine::scope::Chain;
 use crate::engine::machine::share::Share;
 use crate::engine::machine::slot::HolderSlot;
-use crate::engine::shared::asker::Asker;
 use crate::engine::shared::core::{Core, Settings};
 use crate::engine::shared::hold::{Hold, Inner};
 use crate::engine::shared::life::Grant;
 use crate::engine::shared::queue::{HandedOff, Handoff};
+use crate::engine::shared::report::CallReport;
 use crate::observe::{EventKind, How, Told};
 use crate::util::panics::run_wakers;
 use std::sync::{Arc, MutexGuard};
@@ -185,7 +185,7 @@ impl HandedOff {
     pub(crate) fn accept(
         mut self,
         core: &Arc<Core>,
-        asker: &Asker<'_>,
+        report: &CallReport<'_>,
         now: Instant,
     ) -> Option<Arc<Hold>> {
         let max_hold = core.settings.max_hold;
@@ -194,8 +194,9 @@ impl HandedOff {
             hold.update_at(core, now, |state, now| {
                 let accepted = state.accept(&core.timing, now, max_hold);
                 if accepted {
-                    told = hold.happened(core, now, asker.granted(hold.fence, How::HandedOff, now));
-                    state.set_terms(core.terms(&hold.options, now, asker.caller));
+                    told =
+                        hold.happened(core, now, report.granted(hold.fence, How::HandedOff, now));
+                    state.set_terms(core.terms(&hold.options, now, report.caller));
                 }
                 accepted
             })

@@ -15,9 +15,9 @@
 
 use crate::engine::machine::hold::Reentry;
 use crate::engine::machine::share::{Share, Shares};
-use crate::engine::shared::asker::Asker;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::{Hold, Inner};
+use crate::engine::shared::report::CallReport;
 use crate::observe::{How, Told};
 use crate::store::Name;
 use std::sync::Arc;
@@ -26,11 +26,11 @@ impl Core {
     /// Joins the hold that readers of this name share now. Returns it with the new share.
     pub(in crate::engine) fn join_cohort(
         self: &Arc<Self>,
-        asker: &Asker<'_>,
+        report: &CallReport<'_>,
         name: &Name,
     ) -> Option<(Arc<Hold>, Share)> {
         let hold = self.queue.cohort(name)?;
-        let share = hold.join(self, asker)?;
+        let share = hold.join(self, report)?;
         Some((hold, share))
     }
 }
@@ -64,14 +64,14 @@ impl Hold {
     pub(in crate::engine) fn join(
         self: &Arc<Self>,
         core: &Arc<Core>,
-        asker: &Asker<'_>,
+        report: &CallReport<'_>,
     ) -> Option<Share> {
         let now = core.now();
         let mut inner = self.lock();
         // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
         let share = inner.state.join(&core.timing, now).then(|| inner.add_share());
         let told = match share {
-            Some(_) => self.happened(core, now, asker.granted(self.fence, How::Joined, now)),
+            Some(_) => self.happened(core, now, report.granted(self.fence, How::Joined, now)),
             None => Told::default(),
         };
         drop(inner);

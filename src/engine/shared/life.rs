@@ -1,10 +1,10 @@
 //! The life of one hold: each transition and its effects.
 
-use super::asker::Asker;
 use super::core::Core;
 use super::hold::{Hold, Inner};
 use super::job::{Job, Sweep};
 use super::options::Options;
+use super::report::CallReport;
 use crate::clock::Instant;
 use crate::engine::acquire::turn::Turn;
 use crate::engine::machine::hold::{ChangeVerdict, Phase, Recorder, Reentry, State};
@@ -41,10 +41,10 @@ pub(crate) struct Grant {
 
 impl Hold {
     /// Begins the life of a hold: with one lease, scheduled, and in the queue.
-    pub(crate) fn begin(core: &Arc<Core>, grant: Grant, asker: &Asker<'_>) -> Arc<Self> {
+    pub(crate) fn begin(core: &Arc<Core>, grant: Grant, report: &CallReport<'_>) -> Arc<Self> {
         let Grant { target, options, fence, reached, sent, now, unsure_until, scope, .. } = grant;
         let (holder, turn) = (grant.holder, grant.turn);
-        let terms = core.terms(&options, now, asker.caller);
+        let terms = core.terms(&options, now, report.caller);
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
@@ -58,7 +58,7 @@ impl Hold {
         let number = turn.number();
         let hold = Self::new(target, options, (holder, fence), now, state, turn.into_slot());
         // Before any other task can find it.
-        hold.happened(core, now, asker.granted(fence, How::Store, now)).finish();
+        hold.happened(core, now, report.granted(fence, How::Store, now)).finish();
         let forced = core.queue.install(&hold, number, sent);
         hold.start(core, now);
         if forced {
@@ -475,11 +475,11 @@ mod tests {
             turn,
         };
         let name = grant.target.name.clone();
-        Hold::begin(core, grant, &asker(core, &name))
+        Hold::begin(core, grant, &report(core, &name))
     }
 
-    fn asker<'a>(core: &'a Core, name: &'a Name) -> Asker<'a> {
-        Asker::new(core, (name, Mode::Exclusive, &NO_OPTIONS), (core.now(), None))
+    fn report<'a>(core: &'a Core, name: &'a Name) -> CallReport<'a> {
+        CallReport::new(core, (name, Mode::Exclusive, &NO_OPTIONS), (core.now(), None))
     }
 
     #[test]
@@ -530,7 +530,7 @@ mod tests {
             assert!(is_woken(&mut first) && !is_woken(&mut second));
             assert!(second.check_in(core.now()).is_err());
             let offered = handed_off(first.check_in(core.now()));
-            let next = offered.accept(core, &asker(core, &hold.name), core.now()).unwrap();
+            let next = offered.accept(core, &report(core, &hold.name), core.now()).unwrap();
             assert_eq!((next.holder, next.number == hold.number), (hold.holder, false));
             next.leave_in_background(core, Share::FIRST);
             // Not polled since: it finds the message at its check-in.
@@ -559,7 +559,7 @@ mod tests {
             assert!(is_woken(&mut first) && is_woken(&mut second));
             assert!(second.check_in(core.now()).is_err(), "it is the first one's");
             let offered = handed_off(first.check_in(core.now()));
-            assert!(offered.accept(core, &asker(core, &hold.name), core.now()).is_some());
+            assert!(offered.accept(core, &report(core, &hold.name), core.now()).is_some());
         });
     }
 
@@ -583,7 +583,7 @@ mod tests {
                         hold.leave_in_background(&core, Share::FIRST);
                         let now = core.now();
                         let Ok(Admission::Hold(next)) = waiter.check_in(now) else { return };
-                        let Some(next) = next.accept(&core, &asker(&core, &name), now) else {
+                        let Some(next) = next.accept(&core, &report(&core, &name), now) else {
                             return;
                         };
                         hold = next;

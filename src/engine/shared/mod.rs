@@ -1,7 +1,6 @@
 //! The data that the rooms of the engine share: the core of a manager, its holds, their options, the calls of the store
 //! and the reports to observers.
 
-pub(super) mod asker;
 pub(super) mod calls;
 pub(super) mod core;
 mod describer;
@@ -11,7 +10,7 @@ pub(super) mod job;
 pub(super) mod life;
 pub(super) mod options;
 pub(super) mod queue;
-mod report;
-mod served;
+pub(super) mod report;
+pub(super) mod served;
 pub(super) mod terms;
 pub(super) mod wakers;

@@ -13,7 +13,7 @@ use crate::engine::shared::job::{Job, Sweep};
 use crate::engine::shared::life::Grant;
 use crate::engine::shared::options::Options;
 use crate::error::Error;
-use crate::store::{Acquired, Release, Released, Target};
+use crate::store::{Acquired, Release, Released, StoreFuture, Target};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -55,38 +55,7 @@ impl Work {
                 // The caller is gone.
                 let _ = change.end(verdict);
             }
-            Some(Job::Abandon { sweep, verdict }) => {
-                let target = sweep.target.clone();
-                let mut attempt = Attempt::resume(core, sweep, verdict);
-                let verdict = attempt.land().await;
-                if verdict.is_ok() {
-                    // Other holds and waiters of the name may be there, and nothing else reports this.
-                    core.queue.answered(&target.name);
-                }
-                let Ok(Acquired::Granted { sent, fence, reached, .. }) = verdict else { return };
-                let Some(turn) = turn_for_a_waiter(core, &target, sent) else {
-                    attempt.undo(sent);
-                    return;
-                };
-                let (holder, options) = (attempt.holder(), Options::default());
-                let (now, unsure_until, scope) =
-                    (core.now(), attempt.accept_grant(), HandoffScope::Plain);
-                Hold::offer(
-                    core,
-                    Grant {
-                        target,
-                        options,
-                        holder,
-                        fence,
-                        reached,
-                        sent,
-                        now,
-                        unsure_until,
-                        scope,
-                        turn,
-                    },
-                );
-            }
+            Some(Job::Abandon { sweep, verdict }) => abandon(core, sweep, verdict).await,
             Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
             Some(Job::Leave { target, holder, next }) => core.leave(target, holder, next).await,
             Some(Job::Untell { target, holder }) => core.untell(target, holder).await,
@@ -94,8 +63,36 @@ impl Work {
     }
 }
 
-/// Keeps the grant of a request that no call waits for, if others of this process want permits: the request may have ended
-/// because its call was handed a permit, and the next call has not asked since.
+/// Waits for the answer to a request that no call waits for. A grant goes to a call of this process that waits for as many
+/// permits, and is released if there is none.
+async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>) {
+    let (target, delay) = (sweep.target.clone(), sweep.delay);
+    let mut attempt = Attempt::resume(core, sweep, verdict);
+    let verdict = attempt.land().await;
+    if verdict.is_ok() {
+        // Other holds and waiters of the name may be there, and nothing else reports this.
+        core.queue.answered(&target.name);
+    }
+    let Ok(Acquired::Granted { sent, fence, reached, .. }) = verdict else { return };
+    let turn = if delay.is_zero() { turn_for_a_waiter(core, &target, sent) } else { None };
+    let Some(turn) = turn else { return attempt.undo(sent) };
+    let grant = Grant {
+        target,
+        options: Options::default(),
+        holder: attempt.holder(),
+        fence,
+        reached,
+        sent,
+        now: core.now(),
+        unsure_until: attempt.accept_grant(),
+        scope: HandoffScope::Plain,
+        turn,
+    };
+    Hold::offer(core, grant);
+}
+
+/// Returns a turn for a grant of permits, if a call of this process wants permits too: the one that sent the request may have
+/// been handed a permit meanwhile, so that the next one has not asked.
 fn turn_for_a_waiter(core: &Arc<Core>, target: &Target, sent: Instant) -> Option<Turn> {
     let now = core.now();
     let is_wanted = target.mode.can_seek() && core.queue.is_wanted(&target.name);

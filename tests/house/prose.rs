@@ -1,6 +1,9 @@
-//! Checks the words of the prose, and that its links lead to files.
+//! Checks the words of the prose and of the identifiers, and that links lead to files.
 
+use crate::debts::{Debt, settle};
 use crate::layers::below;
+use crate::source::{self, Source};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +24,56 @@ const REPLACED: &[(&[&str], &str)] = &[
     (&["tells", "told"], "report, return"),
     (&["rights"], "permissions"),
     (&["makes no sense", "make no sense"], "is invalid"),
+];
+
+/// Words that the vocabulary replaces in identifiers, each with the word to write. Words that are right in another meaning
+/// are not here, such as `due` for a renewal.
+const RENAMED: &[(&[&str], &str)] = &[
+    (&["aside"], "unpolled"),
+    (&["anew"], "again"),
+    (&["asker", "askers", "flow", "flows"], "call, caller"),
+    (&["at home"], "in process"),
+    (&["census"], "class counts"),
+    (&["check in", "checkin", "heartbeat", "heartbeats"], "pulse"),
+    (&["cohort", "cohorts"], "readers"),
+    (&["crew", "crews"], "workers"),
+    (&["crowd", "crowds", "rival", "rivals"], "contention, waiters"),
+    (&["describer", "describers"], "describe"),
+    (&["diary", "diaries"], "log, record"),
+    (&["give back", "given back", "prolong", "prolongs", "prolonged"], "release, renew"),
+    (&["give way", "gives way"], "yield"),
+    (&["guest", "guests"], "visitor, client"),
+    (&["heir", "heirs"], "handoff scope"),
+    (&["member", "members"], "occupant"),
+    (&["pass on", "passed on", "hand over", "handed over", "handed on"], "hand off"),
+    (&["reaper"], "jobs"),
+    (&["rights"], "permissions"),
+    (&["seat", "seats"], "holder slot"),
+    (&["spare"], "fallback"),
+    (&["tell", "tells", "told", "teller", "tellers"], "report, record"),
+    (&["ticket", "tickets"], "waiter guard"),
+    (&["time out"], "timeout"),
+];
+
+/// Words that the identifiers of src/ do not have either. In the name of a test they are plain English.
+const RENAMED_IN_SRC: &[(&[&str], &str)] = &[
+    (&["kind", "kinds"], "mode"),
+    (&["place", "places"], "arrival; location of a call"),
+    (&["take"], "acquire"),
+];
+
+/// Identifiers with one of these words that the vocabulary has: the kinds of errors, events and locks, and `Slots::take`.
+/// The standard library takes a value out of its place.
+const KEPT: &[&str] = &[
+    "ErrorKind",
+    "EventKind",
+    "Kind",
+    "kind",
+    "kind_of_lock",
+    "in_place",
+    "take",
+    "take_timeout",
+    "try_take",
 ];
 
 fn root() -> &'static Path {
@@ -108,6 +161,66 @@ fn prose_uses_the_words_of_the_vocabulary() {
         }
     }
     assert!(found.is_empty(), "{} places:\n{}", found.len(), found.join("\n"));
+}
+
+/// The words of an identifier, with single spaces between and around them.
+fn parts(identifier: &str) -> String {
+    let mut parts = String::from(" ");
+    let mut was_lower = false;
+    for c in identifier.chars() {
+        if (c == '_' || c.is_uppercase() && was_lower) && !parts.ends_with(' ') {
+            parts.push(' ');
+        }
+        was_lower = !c.is_uppercase();
+        parts.extend(c.to_lowercase().filter(|c| *c != '_'));
+    }
+    parts + " "
+}
+
+/// Returns the words of the vocabulary for an identifier that has others.
+fn replacement(identifier: &str, is_src: bool) -> Option<&'static str> {
+    let parts = parts(identifier);
+    let has = |words: &&[&str]| words.iter().any(|word| parts.contains(&format!(" {word} ")));
+    let lists = if is_src { [RENAMED, RENAMED_IN_SRC] } else { [RENAMED, &[]] };
+    let mut all = lists.into_iter().flatten();
+    let found = all.find(|(words, _)| has(words)).map(|(_, instead)| *instead);
+    found.filter(|_| !KEPT.contains(&identifier))
+}
+
+/// One vocabulary is that of the prose, of the public names and of the identifiers.
+#[test]
+fn debts_of_identifiers() {
+    let mut debts = Vec::new();
+    for dir in ["src", "tests", "examples", "benches"] {
+        let read = source::read(&root().join(dir), Source::lex);
+        assert!(!read.is_empty(), "no file is in {dir}; mend this test");
+        for file in read {
+            let name = file.module.last().filter(|_| !file.path.ends_with("mod.rs"));
+            let names: BTreeSet<_> =
+                file.names().into_iter().chain(name.map(String::as_str)).collect();
+            for name in names {
+                if let Some(instead) = replacement(name, dir == "src") {
+                    let line = format!("{dir}/{}: {name}", file.path);
+                    debts.push(Debt { line, help: format!("write {instead}") });
+                }
+            }
+        }
+    }
+    settle("identifiers", debts);
+}
+
+#[test]
+fn identifiers_with_replaced_words_are_found() {
+    assert_eq!(parts("OpenPlace"), " open place ");
+    assert_eq!(parts("__told_TWICE_TTLs"), " told twice ttls ");
+    for wrong in ["Told", "is_told", "HEIRS", "give_way", "check_in", "AsideCall", "of_any_kind"] {
+        assert!(replacement(wrong, true).is_some(), "{wrong}");
+    }
+    assert_eq!(replacement("of_any_kind", false), None);
+    assert!(replacement("is_told", false).is_some());
+    for right in ["ErrorKind", "take", "replaced", "seated", "check", "in_place", "untold"] {
+        assert_eq!(replacement(right, true), None, "{right}");
+    }
 }
 
 #[test]

@@ -238,9 +238,10 @@ impl Server {
         }
         // Who waits on the other side, and came before.
         let other = self.waits(name, 1 - side(mode)?, clock)?;
-        let waited = place.map_or(0, |place| place.waited.as_micros() as u64);
+        let arrived = clock - place.map_or(0, |place| place.waited.as_micros() as u64);
         let own = self.waits(name, side(mode)?, clock).filter(|own| own.hold == hold);
-        let arrived = own.map_or(clock - waited, |own| own.arrived);
+        // As the scripts do it: both sides compare what a refusal would write here, so one of them always goes.
+        let arrived = own.map_or(arrived, |own| own.arrived.min(arrived));
         (other.arrived < arrived).then_some(other.until)
     }
 

@@ -193,8 +193,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// between. A store that cannot steal at all, and any other mode, is [`Unsupported`](crate::ErrorKind::Unsupported).
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
 
-    /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests have no place, and steal
-    /// from nobody. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict
+    /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests have no place, and no
+    /// steal. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict
     /// for each, in their order.
     ///
     /// If a name has another holder or cannot be granted, it gets that verdict, and no name is taken: those that were free,

@@ -11,6 +11,7 @@ use crate::store::{
 };
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -326,7 +327,14 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
         let mut calls = Vec::new();
         for (part, items) in batch.items.chunks(size).enumerate() {
             let smaller = RenewBatch { items: items.to_vec(), ..batch.clone() };
-            for RenewCall { items: positions, verdicts, .. } in self.inner.renew(smaller) {
+            let asked = catch_unwind(AssertUnwindSafe(|| self.inner.renew(smaller)));
+            let parts = asked.unwrap_or_else(|panic| {
+                // It was asked once.
+                let names: Vec<&Name> = items.iter().map(|item| &item.target.name).collect();
+                self.faults.meet(Call::Renew, &names);
+                resume_unwind(panic)
+            });
+            for RenewCall { items: positions, verdicts, .. } in parts {
                 let names: Vec<&Name> =
                     positions.iter().filter_map(|at| Some(&items.get(*at)?.target.name)).collect();
                 let fault = self.faults.meet(Call::Renew, &names);

@@ -41,7 +41,7 @@ if call('EXISTS', KEYS[2]) == 1 then
 end
 local reply = acquire(lock, fence, holder)
 if type(reply) == 'table' then
-  -- The work is done: nobody waits for that.
+  -- The work is done: a place would order no one.
   return reply
 end
 if reply < 0 then

@@ -9,7 +9,7 @@
 --
 -- Reply  the first fencing token (0: none)   granted; an even one is not ahead of the clock
 --        -3 or less                          held: -4 less the holder's time to live in ms, or -3 without one
---        `DONE` and that time                kept closed by the mark `leasehold:done`
+--                                            less 2^52 more if the mark `leasehold:done` keeps it closed
 --        an error                            WRONGTYPE, also for a read-write lock, which can have several holders
 --
 -- Twice is harmless: the time to live is absolute. The second run finds its own holder id and reads the fencing
@@ -26,7 +26,7 @@ if not free then
   end
   if call('HEXISTS', lock, holder) == 0 then
     if call('HEXISTS', lock, 'leasehold:done') == 1 then
-      return { ok = 'DONE ' .. left }
+      return -4503599627370500 - left
     end
     return -4 - left
   end

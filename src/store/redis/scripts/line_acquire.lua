@@ -40,10 +40,6 @@ if call('EXISTS', KEYS[2]) == 1 then
   end
 end
 local reply = acquire(lock, fence, holder)
-if type(reply) == 'table' then
-  -- The work is done: a place would order no one.
-  return reply
-end
 if reply < 0 then
   if kept > 0 then
     waits = waits or line_of(KEYS[2], KEYS[3], holder)

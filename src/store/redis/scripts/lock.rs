@@ -507,15 +507,12 @@ mod tests {
             assert_eq!(asked(&fenced, said), with_fence, "{said}");
         }
         asked(&fenced, i64::MIN);
-        let done = |text: &str| {
-            acquire()
-                .read(&codec, sent, &[Element::Text(text.into())])
-                .map_err(|error| error.kind())
-        };
-        let closed = |left| Ok(Acquired::held(left).with_closed(Some(Mark::Done)));
-        assert_eq!(done("DONE 5"), closed(Some(Duration::from_millis(5))));
-        assert_eq!(done("DONE -1"), closed(None));
-        assert!(done("DONE x").is_err() && done("DONE").is_err());
+        let done = |left: i64| acquire().read(&codec, sent, &[Element::Int(-4 - left - (1 << 52))]);
+        for (left, known) in [(5, Some(Duration::from_millis(5))), (-1, None)] {
+            let closed = Acquired::held(known).with_closed(Some(Mark::Done));
+            assert_eq!(done(left).unwrap(), closed);
+        }
+        assert!(matches!(done(1 << 50), Ok(Acquired::Held { closed: None, .. })));
         let released = |said| {
             let verdict = release().read(&codec, sent, &[Element::Int(said)]);
             verdict.map_err(|error| error.kind())

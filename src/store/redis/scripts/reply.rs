@@ -54,6 +54,11 @@ pub(super) fn remaining(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
+/// By how much `acquire.lua` lowers its reply if the mark of work that is done keeps the lock closed.
+const DONE: u64 = 1 << 52;
+/// The longest time to live in ms, as in `common.lua`.
+const LONGEST_TTL: u64 = 31_536_000_000;
+
 /// Reads the code of an acquire of a lock. Of a grant it is the first fencing token that is reserved, or 0 without them.
 pub(super) fn acquired(
     reply: &Element,
@@ -61,9 +66,6 @@ pub(super) fn acquired(
     sent: Instant,
     oldest: Option<Duration>,
 ) -> Result<Acquired> {
-    if let Some(left) = done(reply) {
-        return Ok(Acquired::held(left).with_closed(Some(Mark::Done)));
-    }
     match reply.code()? {
         Code::Done(first) if (first > 0) == fenced => {
             // By `acquire.lua` and `fence.lua`.
@@ -72,15 +74,13 @@ pub(super) fn acquired(
         }
         Code::Done(_) => Err(malformed_reply()),
         Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
-        Code::Other(left) => Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))),
+        Code::Other(left) => {
+            // A time that is really so long can only be one that another client has set.
+            let of_mark = left.checked_sub(DONE).filter(|left| *left <= LONGEST_TTL + 1);
+            let left = of_mark.unwrap_or(left).checked_sub(1).map(Duration::from_millis);
+            Ok(Acquired::held(left).with_closed(of_mark.map(|_| Mark::Done)))
+        }
     }
-}
-
-/// Returns for how long `acquire.lua` found a lock closed because its work is done.
-fn done(reply: &Element) -> Option<Option<Duration>> {
-    let Element::Text(text) = reply else { return None };
-    let left = text.strip_prefix("DONE ")?.parse().ok()?;
-    Some(remaining(left))
 }
 
 /// Returns whether `acquire_all.lua` left a lock as it is, because another one was not granted.

@@ -136,7 +136,8 @@ impl<'a> House<'a> {
         };
         for source in sources {
             for function in source.functions.iter().filter(|function| function.of.is_some()) {
-                let of = function.of.as_ref().and_then(|of| house.type_named(source, of));
+                let of = function.of.as_ref().map(std::slice::from_ref);
+                let of = of.and_then(|of| house.type_named(source, of));
                 let method = Method { function, source, of };
                 house.methods.entry(&function.name).or_default().push(method);
             }
@@ -189,19 +190,20 @@ impl<'a> House<'a> {
         absolute(module, path).or_else(inner)
     }
 
-    /// The type of the crate that a file knows by this name.
-    fn type_named(&self, source: &Source, name: &str) -> Option<TypeName> {
+    /// The type of the crate that a file knows by this path.
+    fn type_named(&self, source: &Source, path: &[String]) -> Option<TypeName> {
         let is_of = |source: &Source, name: &String| {
             source.types.contains(name) || source.traits.iter().any(|one| one.name == *name)
         };
-        let path = [&source.module[..], &[name.to_owned()]].concat();
+        let through = absolute(&source.module, path);
+        let path = through.unwrap_or_else(|| [&source.module[..], path].concat());
         let (module, rest) = self.end_of(path)?;
         let [name] = &rest[..] else { return None };
         is_of(self.modules.get(&module[..])?, name).then(|| TypeName { module, name: name.clone() })
     }
 
-    fn types_named(&self, source: &Source, names: &[String]) -> Vec<TypeName> {
-        names.iter().filter_map(|name| self.type_named(source, name)).collect()
+    fn types_named(&self, source: &Source, paths: &[Vec<String>]) -> Vec<TypeName> {
+        paths.iter().filter_map(|path| self.type_named(source, path)).collect()
     }
 
     /// The calls of methods whose place is known.
@@ -222,7 +224,11 @@ impl<'a> House<'a> {
                 "Self" => function.of.as_deref()?,
                 owner => owner,
             };
-            self.method_of(source, candidates, &self.types_named(source, &[owner.to_owned()]))?
+            self.method_of(
+                source,
+                candidates,
+                &self.types_named(source, &[vec![owner.to_owned()]]),
+            )?
         } else if token(at - 1) == "." && is_called(source, at + 1) {
             match self.receiver(source, function, at) {
                 Some(types) => self.method_of(source, candidates, &types)?,
@@ -274,7 +280,7 @@ impl<'a> House<'a> {
             return None;
         }
         let names = match chain[0].text.as_str() {
-            "self" => vec![function.of.clone()?],
+            "self" => vec![vec![function.of.clone()?]],
             name => {
                 let mut parameters = function.parameters.iter();
                 let is_it = |one: &&Parameter| one.name.as_deref() == Some(name);
@@ -348,6 +354,7 @@ fn circles_by_calls_are_found() {
         // Without an import: the only method of this name, and one that is not in the file of its type.
         ("fn f() { let x = y(); x.rare() }", "calls"),
         ("fn f() { y().rare::<u8>() }", "calls"),
+        ("fn f(four: &super::c::Four) { four.more() }", "calls"),
         ("use super::c::Four; fn f(four: &Four) { four.more() }", "calls"),
         ("use super::c::Four; struct S(Four); impl S { fn f(&self) { self.0.more() } }", "calls"),
     ] {

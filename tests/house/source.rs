@@ -25,8 +25,8 @@ pub struct Source {
     pub functions: Vec<Function>,
     /// The structs, enums and aliases.
     pub types: BTreeSet<String>,
-    /// What each field is made of, by its type and its name.
-    pub fields: BTreeMap<(String, String), Vec<String>>,
+    /// What each field is made of, as paths, by its type and its name.
+    pub fields: BTreeMap<(String, String), Vec<Vec<String>>>,
     pub traits: Vec<Trait>,
     /// The traits that this file implements, once for each `impl`.
     pub implemented: Vec<String>,
@@ -62,8 +62,8 @@ pub struct Parameter {
     pub text: String,
     /// A tuple, or a reference to one.
     pub is_tuple: bool,
-    /// The identifiers in its type.
-    pub of: Vec<String>,
+    /// The paths in its type.
+    pub of: Vec<Vec<String>>,
 }
 
 pub struct Trait {
@@ -320,8 +320,7 @@ impl Source {
     fn add_fields(&mut self, of: &str, fields: &Fields) {
         for (at, field) in fields.iter().enumerate() {
             let name = field.ident.as_ref().map_or_else(|| at.to_string(), ToString::to_string);
-            let made_of = self.idents(self.range(&field.ty));
-            if field.ident.is_some() {}
+            let made_of = self.names_of_types(self.range(&field.ty));
             self.fields.insert((of.to_owned(), name), made_of);
         }
     }
@@ -385,7 +384,7 @@ impl Source {
             name,
             text: self.joined(range),
             is_tuple: matches!(of, Type::Tuple(of) if !of.elems.is_empty()),
-            of: self.idents(self.range(&input.ty)),
+            of: self.names_of_types(self.range(&input.ty)),
         })
     }
 
@@ -403,9 +402,17 @@ impl Source {
         }
     }
 
-    fn idents(&self, range: Range<usize>) -> Vec<String> {
-        let idents = self.tokens[range].iter().filter(|token| token.is_ident);
-        idents.map(|token| token.text.clone()).collect()
+    /// The paths in these tokens, also those of one name.
+    fn names_of_types(&self, range: Range<usize>) -> Vec<Vec<String>> {
+        let mut found: Vec<Vec<String>> = Vec::new();
+        for at in range.filter(|at| self.tokens[*at].is_ident) {
+            let is_next = at > 1 && is_colons(&self.tokens, at - 2);
+            match found.last_mut().filter(|_| is_next) {
+                Some(path) => path.push(self.tokens[at].text.clone()),
+                None => found.push(vec![self.tokens[at].text.clone()]),
+            }
+        }
+        found
     }
 
     /// The tokens, written as one would write a pattern or a simple type.

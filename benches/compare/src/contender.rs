@@ -98,6 +98,9 @@ pub struct Entry {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     Ours,
+    /// One of ours a second time: how much it differs from itself is what no other difference should be judged below. In
+    /// the scenarios that are run on one core, too.
+    Again,
     /// Acquires and releases, but cannot wait: in scenarios without contention only.
     Floor,
     Peer,
@@ -121,6 +124,11 @@ impl Entry {
     /// Whether scenarios without contention measure it.
     pub fn alone(&self) -> bool {
         self.role != Role::Eager
+    }
+
+    /// Whether the scenario with turns of two processes measures it.
+    pub fn takes_turns(&self) -> bool {
+        self.role.waits() || self.role == Role::Again
     }
 }
 

@@ -8,6 +8,7 @@ mod contender;
 mod grants;
 mod kernels;
 mod peers;
+mod pinned;
 mod process;
 mod scenarios;
 mod server;

@@ -1,6 +1,7 @@
 //! Rounds of figures, printed as a table and written as JSON lines.
 
 use crate::aligned::print_aligned;
+use crate::peers::{AGAIN, TWICE};
 use crate::stats;
 use serde_json::{Map, Value, json};
 use std::fs::File;
@@ -25,6 +26,15 @@ impl Sink {
         }
     }
 
+    /// Writes the lines that another process has written into a file.
+    pub fn append(&mut self, file: &Path) -> Result<(), String> {
+        let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
+        for line in text.lines() {
+            self.write(&serde_json::from_str(line).map_err(|error| error.to_string())?);
+        }
+        Ok(())
+    }
+
     fn write(&mut self, line: &Value) {
         match self {
             Self::None => {}
@@ -36,7 +46,7 @@ impl Sink {
 
 /// All figures of one scenario.
 pub struct Board {
-    scenario: &'static str,
+    scenario: String,
     title: String,
     rows: Vec<Row>,
 }
@@ -52,8 +62,8 @@ struct Row {
 pub struct Column(pub &'static str, pub &'static str, pub usize, pub bool);
 
 impl Board {
-    pub fn new(scenario: &'static str, title: impl Into<String>) -> Self {
-        Self { scenario, title: title.into(), rows: Vec::new() }
+    pub fn new(scenario: impl Into<String>, title: impl Into<String>) -> Self {
+        Self { scenario: scenario.into(), title: title.into(), rows: Vec::new() }
     }
 
     fn row(&mut self, contender: &str) -> &mut Row {
@@ -72,7 +82,7 @@ impl Board {
 
     /// The figures of one round.
     pub fn add(&mut self, sink: &mut Sink, contender: &str, figures: &[(&'static str, f64)]) {
-        let scenario = self.scenario;
+        let scenario = self.scenario.clone();
         let row = self.row(contender);
         row.rounds += 1;
         let mut line = Map::new();
@@ -91,7 +101,7 @@ impl Board {
 
     /// A round that came to nothing; the contender is not asked again.
     pub fn fail(&mut self, sink: &mut Sink, contender: &str, error: &str) {
-        let scenario = self.scenario;
+        let scenario = &self.scenario;
         sink.write(&json!({ "scenario": scenario, "contender": contender, "error": error }));
         self.row(contender).failure = Some(error.to_owned());
     }
@@ -110,6 +120,22 @@ impl Board {
     pub fn largest(&self, contender: &str, metric: &str) -> Option<f64> {
         let row = self.rows.iter().find(|row| row.contender == contender)?;
         Some(stats::spread(row.values(metric)?).1)
+    }
+
+    /// Prints how a contender that was measured twice compares with itself, from round to round.
+    pub fn print_against_itself(&self, metric: &str) {
+        let values = |contender: &str| {
+            let row = self.rows.iter().find(|row| row.contender == contender)?;
+            row.values(metric)
+        };
+        let (Some(first), Some(second)) = (values(TWICE), values(AGAIN)) else { return };
+        let ratios: Vec<f64> = first.iter().zip(second).map(|(one, other)| other / one).collect();
+        let (low, high) = stats::spread(&ratios);
+        println!(
+            "    {TWICE} against itself, {metric}: {:.2} ({low:.2}..{high:.2}) in {} rounds",
+            stats::median(&ratios),
+            ratios.len()
+        );
     }
 
     pub fn print(&self, columns: &[Column]) {

@@ -34,6 +34,10 @@ const EAGER: Option<Duration> = Some(Duration::from_millis(5));
 const SCRIPTS: &[&str] = &["evalsha", "eval"];
 const SET_AND_SCRIPTS: &[&str] = &["set", "evalsha", "eval"];
 
+/// What is measured twice, and the second time.
+pub const TWICE: &str = "leasehold";
+pub const AGAIN: &str = "leasehold-again";
+
 pub fn ids() -> Vec<&'static str> {
     all().iter().map(|entry| entry.id).collect()
 }
@@ -105,6 +109,14 @@ fn ours_and_floors() -> Vec<Entry> {
             sends: SET_AND_SCRIPTS,
             events: false,
             connect: connector!(floor_redis::connect),
+        },
+        Entry {
+            id: AGAIN,
+            about: "leasehold a second time: what differs less than these two does not differ",
+            role: Role::Again,
+            sends: SCRIPTS,
+            events: false,
+            connect: connector!(|url| leasehold::connect(url, true)),
         },
     ]
 }

@@ -12,11 +12,11 @@ mod watchdog;
 
 use crate::arguments::Arguments;
 use crate::contender::{Boxed, Entry, Result, Runner};
-use crate::peers;
 use crate::process::Parent;
 use crate::server::Server;
 use crate::table::{Board, Sink};
 use crate::targets::Targets;
+use crate::{peers, pinned};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -52,13 +52,17 @@ impl Bench {
 
     pub async fn run(&mut self) {
         let start = Instant::now();
-        self.print_legend();
+        if !self.arguments.pinned {
+            self.print_legend();
+        }
         if self.arguments.wants("1") {
             uncontended::run(self).await;
+            self.run_pinned("1").await;
         }
         for (scenario, tasks) in [("2", 64), ("2b", 512)] {
             if self.arguments.wants(scenario) {
                 throughput::run(self, scenario, tasks).await;
+                self.run_pinned(scenario).await;
             }
         }
         if self.arguments.wants("3") {
@@ -75,6 +79,7 @@ impl Bench {
         }
         if self.arguments.wants("6") {
             turns::run(self).await;
+            self.run_pinned("6").await;
         }
         if self.arguments.wants("6b") {
             crash::run(self).await;
@@ -82,12 +87,21 @@ impl Bench {
         if self.arguments.wants("7") {
             multi::run(self).await;
         }
-        println!("\nmeasured for {:.0} s", start.elapsed().as_secs_f64());
+        if !self.arguments.pinned {
+            println!("\nmeasured for {:.0} s", start.elapsed().as_secs_f64());
+        }
     }
 
-    /// Whether all targets that were measured are met.
+    /// Runs a scenario again, with client and server on one core, if it is one of those.
+    async fn run_pinned(&mut self, scenario: &str) {
+        if self.arguments.wants_pinned(scenario) {
+            pinned::run(&self.arguments, &mut self.sink, scenario).await;
+        }
+    }
+
+    /// Whether all targets that were measured are met. On one core none is judged.
     pub fn finish(self) -> bool {
-        self.targets.print()
+        self.arguments.pinned || self.targets.print()
     }
 
     fn print_legend(&self) {
@@ -95,7 +109,10 @@ impl Bench {
         let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         println!("Redis {} on loopback, {cores} cores", version.unwrap_or("?"));
-        println!("medians of n rounds taken in turn (smallest..largest)\n");
+        println!("medians of n rounds taken in turn (smallest..largest)");
+        println!(
+            "pinned: the same with client and server on one core, so that no core has to be woken\n"
+        );
         let line = |one: &Connected| vec![one.entry.id.to_owned(), one.entry.about.to_owned()];
         for words in self.contenders.iter().map(line) {
             println!("  {:<20} {}", words[0], words[1]);

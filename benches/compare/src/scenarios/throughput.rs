@@ -12,7 +12,7 @@ const NAMES: usize = 1000;
 pub async fn run(bench: &mut Bench, scenario: &'static str, tasks: usize) {
     let Bench { arguments, server, contenders, sink, targets } = bench;
     let title = format!("pairs/s over {NAMES} names, {tasks} tasks at names of their own");
-    let mut board = Board::new(scenario, title);
+    let mut board = Board::new(arguments.label(scenario), title);
     let chosen = choose(contenders, &mut board, sink, |entry| entry.alone());
     let window = Duration::from_millis(arguments.pick(500, 250));
 
@@ -55,6 +55,10 @@ pub async fn run(bench: &mut Bench, scenario: &'static str, tasks: usize) {
         Column("commands", "commands", 2, false),
         Column("sent", "sent by clients", 2, false),
     ]);
+    board.print_against_itself("pairs_per_s");
+    if arguments.pinned {
+        return;
+    }
 
     let rate = |id: &str| board.median(id, "pairs_per_s");
     let (with, without) = (rate("leasehold"), rate("leasehold-plain"));

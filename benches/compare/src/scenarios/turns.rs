@@ -17,9 +17,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 pub async fn run(bench: &mut Bench) {
     let Bench { arguments, server, contenders, sink, targets } = bench;
-    let mut board =
-        Board::new("6", "two processes in turn: from the release to the grant in the other");
-    let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());
+    let mut board = Board::new(
+        arguments.label("6"),
+        "two processes in turn: from the release to the grant in the other",
+    );
+    let chosen = choose(contenders, &mut board, sink, Entry::takes_turns);
     let window = Duration::from_millis(arguments.pick(1000, 600));
 
     let rounds = (arguments.rounds(3, 2), window);
@@ -36,6 +38,11 @@ pub async fn run(bench: &mut Bench) {
         Column("empties", "x empty call", 2, true),
         Column("turns", "turns", 0, false),
     ]);
+    board.print_against_itself("p50_us");
+    // The rest is for information, and waits most of the time.
+    if arguments.pinned {
+        return;
+    }
     let trips = board.median("leasehold", "trips");
     targets.at_most("6: release to grant elsewhere, p50, x bare acquire", 2.5, trips);
 

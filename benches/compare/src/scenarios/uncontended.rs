@@ -2,6 +2,7 @@
 
 use super::{Bench, choose};
 use crate::alloc;
+use crate::contender::Role;
 use crate::stats::percentile;
 use crate::table::{Board, Column};
 use std::collections::BTreeMap;
@@ -10,7 +11,8 @@ const BLOCK: usize = 50;
 
 pub async fn run(bench: &mut Bench) {
     let Bench { arguments, server, contenders, sink, targets } = bench;
-    let mut board = Board::new("1", "acquire + release, one task, nobody else there");
+    let mut board =
+        Board::new(arguments.label("1"), "acquire + release, one task, nobody else there");
     let chosen = choose(contenders, &mut board, sink, |entry| entry.alone());
     // Short blocks in turn, for the machine's mood changes over seconds.
     let blocks = arguments.pick(30, 12);
@@ -73,9 +75,26 @@ pub async fn run(bench: &mut Bench) {
         }
     }
 
+    let columns = [
+        Column("p50_us", "p50 us", 1, true),
+        Column("p99_us", "p99 us", 0, false),
+        Column("x_floor", "x floor-fred", 2, true),
+        Column("x_floor_plain", "x floor-fred-plain", 2, true),
+        Column("x_rslock", "x rslock", 2, true),
+        Column("server_us", "server us", 1, false),
+        Column("server_x_set", "server x set-fred", 2, false),
+        Column("commands", "commands", 2, false),
+    ];
+    board.print(&columns);
+    board.print_against_itself("p50_us");
+    // The cores change nothing in the rest.
+    if arguments.pinned {
+        return;
+    }
+
     let mut memory = Board::new("1a", format!("allocations in {cycles} such pairs, each"));
     for (entry, runner) in &chosen {
-        if board.failed(entry.id) || entry.role.is_peer() {
+        if board.failed(entry.id) || entry.role.is_peer() || entry.role == Role::Again {
             continue;
         }
         let count = alloc::Count::start();
@@ -90,16 +109,6 @@ pub async fn run(bench: &mut Bench) {
         }
     }
 
-    board.print(&[
-        Column("p50_us", "p50 us", 1, true),
-        Column("p99_us", "p99 us", 0, false),
-        Column("x_floor", "x floor-fred", 2, true),
-        Column("x_floor_plain", "x floor-fred-plain", 2, true),
-        Column("x_rslock", "x rslock", 2, true),
-        Column("server_us", "server us", 1, false),
-        Column("server_x_set", "server x set-fred", 2, false),
-        Column("commands", "commands", 2, false),
-    ]);
     memory.print(&[Column("calls", "allocations", 1, false), Column("bytes", "bytes", 0, false)]);
     for (what, id, peer, server) in
         [("with", "leasehold", 1.35, 4.0), ("without", "leasehold-plain", 1.2, 2.5)]

@@ -47,10 +47,7 @@ pub(crate) async fn steal<'a>(
     core.ensure_running();
     consume_budget().await;
     refuse_nested(core, current)?;
-    core.check_options(options, Mode::Exclusive)?;
-    if !core.can.steals {
-        return Err(Steal::unsupported(Mode::Exclusive));
-    }
+    check_options(core, options)?;
     // Looking, taking, and once more if the name became free between.
     let limit = core.timing.attempt * 4;
     let report = &CallReport::new(core, (name, Mode::Exclusive, options), (core.now(), None));
@@ -88,7 +85,7 @@ pub(crate) async fn want(
     consume_budget().await;
     refuse_nested(core, current)?;
     // What the steal refuses must not make the holder release.
-    core.check_options(options, Mode::Exclusive)?;
+    check_options(core, options)?;
     let telling = pin!(async {
         let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
         let Some(holder) = holder.map(|holder| holder.holder) else { return Ok(None) };
@@ -104,6 +101,12 @@ pub(crate) async fn want(
     });
     let telling = pin!(core.attend(telling));
     core.unless_closed(telling).await
+}
+
+/// Refuses options with which the store cannot take a name from its holder.
+fn check_options(core: &Core, options: &Options) -> Result<()> {
+    core.check_options(options, Mode::Exclusive)?;
+    if core.can.steals { Ok(()) } else { Err(Steal::unsupported(Mode::Exclusive)) }
 }
 
 /// Refuses a handle that has the name: there is nothing to take.

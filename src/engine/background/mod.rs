@@ -54,8 +54,12 @@ pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
             Some(_) = tells.join_next() => {}
             () = &mut described => {}
             Some(hold) = queues.tells.recv(), if tells.len() < WRITERS => {
-                let core = Arc::clone(core);
-                tells.spawn(async move { core.tell_if_due(hold).await });
+                // Here and not in the task, which its runtime can drop before the first poll.
+                if let Some(hold) = core.take_queued(&hold) {
+                    let core = Arc::clone(core);
+                    // What fails is tried again at the next renewal.
+                    tells.spawn(async move { drop(hold.tell(&core).await) });
+                }
             }
             Some(job) = queues.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
             () = core.stop.cancelled() => break,
@@ -164,6 +168,10 @@ async fn answered(
     mut verdicts: StoreFuture<Renewed>,
     now: Instant,
 ) {
+    if core.now() >= until {
+        // The thread has stalled since the call was made: nothing is sent after `C`. The watchdog finds the call.
+        return;
+    }
     // A store that keeps its contract answers earlier.
     let limit = until.saturating_duration_since(now);
     let answer = timeout(limit * 2, caught(&mut verdicts));

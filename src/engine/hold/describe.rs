@@ -56,14 +56,9 @@ impl Core {
         }
     }
 
-    /// Has a hold tell that was queued, if it still is to.
-    pub(in crate::engine) async fn tell_if_due(self: &Arc<Self>, hold: Weak<Hold>) {
-        if let Some(hold) = hold.upgrade()
-            && hold.is_still_due(self)
-        {
-            // What fails is tried again at the next renewal.
-            let _ = hold.tell(self).await;
-        }
+    /// Takes a hold that was queued, if its description is still to be written.
+    pub(in crate::engine) fn take_queued(&self, hold: &Weak<Hold>) -> Option<Arc<Hold>> {
+        hold.upgrade().filter(|hold| hold.is_still_due(self))
     }
 
     /// Has the store delete the description of a hold. It counts no more already.

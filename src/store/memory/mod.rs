@@ -246,7 +246,7 @@ impl State {
 
     /// Returns the verdict on a name that cannot be granted.
     fn refusal(&mut self, request: &Acquire, now: Instant) -> Result<Option<Acquired>> {
-        let name = &request.target.name;
+        let name = &request.plain_name()?;
         self.of_kind(name, request.target.mode.kind(), now)?;
         match self.own(name, request.holder, now) {
             Ok(_) | Err(Absence::Gone) => Ok(None),

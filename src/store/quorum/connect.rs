@@ -95,14 +95,14 @@ impl Quorum {
         }
         let open_nodes: OpenNodes =
             Arc::new(AsyncMutex::new(nodes.iter().map(downgrade).collect()));
-        let modes = common_modes(&nodes);
+        let abilities = common_abilities(&nodes);
         for (index, opener, error) in missing {
             trace::later(
                 Level::WARN,
                 || move || tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background"),
             );
             nodes[index] = Some(PendingNode::start(
-                (opener, modes),
+                (opener, abilities),
                 clock.clone(),
                 (index, open_nodes.clone()),
             ));
@@ -118,14 +118,20 @@ fn downgrade(node: &Option<Arc<dyn Store>>) -> Option<Weak<dyn Store>> {
     node.as_ref().map(Arc::downgrade)
 }
 
-/// Returns the abilities of a node that is not open yet: the modes of those that are open. It refuses what it turns out not
-/// to have.
-fn common_modes(nodes: &[Option<Arc<dyn Store>>]) -> Capabilities {
-    let open = || nodes.iter().flatten();
+/// Returns the abilities of a node that is not open yet: those that all open nodes have. A quorum is asked once what it can
+/// do, so a node that is down at the start must not cost the others their abilities. It refuses what it turns out not to have.
+fn common_abilities(nodes: &[Option<Arc<dyn Store>>]) -> Capabilities {
+    let open = || nodes.iter().flatten().map(|node| node.capabilities());
     let modes = [Mode::Read, Mode::Write].into_iter();
     modes
-        .filter(|mode| open().all(|node| node.capabilities().supports(*mode)))
+        .filter(|mode| open().all(|node| node.supports(*mode)))
         .fold(Capabilities::default(), Capabilities::with_mode)
+        .with_keeps(open().all(|node| node.keeps))
+        .with_own_ttl(open().all(|node| node.own_ttl))
+        .with_time_left(open().all(|node| node.time_left))
+        .with_wakeups(open().all(|node| node.wakeups))
+        .with_announces(open().all(|node| node.announces))
+        .with_renewal_batch(open().map(|node| node.renewal_batch).min().unwrap_or(1))
 }
 
 fn same_server_error(first: usize, second: usize) -> Error {
@@ -473,13 +479,17 @@ mod tests {
 
     /// The engine asks a quorum for its abilities before all nodes are up.
     #[tokio::test(start_paused = true)]
-    async fn node_that_is_down_does_not_cost_the_modes_of_the_others() {
+    async fn node_that_is_down_does_not_cost_what_the_others_can() {
+        let mut abilities = Vec::new();
         for down in [0, 1] {
             let servers = up_and(&[ErrorKind::Unavailable][..down], 3);
             let can = open_all(&servers).await.expect("a majority").capabilities();
+            abilities.push([can.keeps, can.own_ttl, can.time_left, can.wakeups, can.announces]);
             assert!(can.supports(Mode::Read) && can.supports(Mode::Write), "{down} down");
             assert!(!can.supports(Mode::Permits { size: 2, take: 1 }));
         }
+        assert_eq!(abilities[0], abilities[1]);
+        assert!(abilities[1][0], "a name can be kept closed");
     }
 
     #[tokio::test(start_paused = true)]

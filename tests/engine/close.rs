@@ -71,6 +71,27 @@ async fn closing_is_done_as_soon_as_the_leases_are_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn closing_waits_for_no_record_of_a_count() {
+    for hangs in [Duration::ZERO, MOMENT * 20] {
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n");
+        let outer = lock.lock().await.unwrap();
+        setup.faults.add(Rule::new(Fault::Hang).on(Call::Release).times(1));
+        let inner = lock.lock().await.unwrap();
+        sleep(hangs).await;
+        if hangs.is_zero() {
+            setup.faults.heal();
+        }
+        inner.unlock().await.unwrap();
+        outer.unlock().await.unwrap();
+        let (took, result) = timed(setup.leases.close()).await;
+        result.unwrap();
+        assert!(took <= 2 * MOMENT, "{took:?}");
+        assert!(setup.memory.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn closed_manager_refuses_everything() {
     let setup = Setup::new();
     let (clone, mut lock) = (setup.leases.clone(), setup.leases.lock("n"));

@@ -1,13 +1,13 @@
 //! The answers of the ZooKeeper store in the modes that share a name: requests that race, run twice, or whose answer is lost.
 
-use kit::relay::Relay;
+use kit::relay::{Flow, Relay};
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, Mode, Name, Release, Released, RenewBatch,
     RenewCall, Renewal, Store, Target,
 };
 use leasehold::testing::zookeeper_store;
-use leasehold::{ErrorKind, Result};
+use leasehold::{ErrorKind, Fate, Result};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -353,6 +353,40 @@ async fn node_of_any_owner_decides_the_kind() {
             look.0.delete(&path, None).await.expect("it is there");
             party.release().await;
             assert!(look.nodes("job").await.is_empty());
+        }
+    }
+}
+
+/// The record waits for the link, and then for the node under the name that the change has just replaced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn record_beside_a_downgrade_forgets_no_hold() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let store: Arc<dyn Store> = store(&relay.url()).await;
+    for round in 0..12 {
+        let party = Party::of(&store, &format!("job:{round}"));
+        party.acquire(Mode::Write).await.expect("granted");
+        relay.set(Flow::Refuse);
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let record = Release::new(party.target(Mode::Write), party.holder, 1, LONG);
+        let recording = tokio::spawn(party.store.release(record));
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        let change = party.request(Mode::Read).with_converts(true);
+        let changing = tokio::spawn(party.store.acquire(change));
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        relay.set(Flow::Pass);
+        let recorded = recording.await.expect("no panic");
+        let changed = changing.await.expect("no panic");
+        let changed = match changed {
+            Ok(Acquired::Granted { .. }) => true,
+            Err(error) if error.fate() == Fate::Unknown => false,
+            other => panic!("{round}: {other:?} after {recorded:?}"),
+        };
+        if changed {
+            let items = vec![Renewal::new(party.target(Mode::Read), party.holder)];
+            let renewed = RenewCall::join(party.store.renew(RenewBatch::new(items, LEASE, LONG)));
+            let verdict = renewed.await.expect("an answer").verdicts.remove(0);
+            assert!(matches!(verdict, Ok(None)), "{round}: {verdict:?} after {recorded:?}");
         }
     }
 }

@@ -3,7 +3,8 @@
 //! # Invariants
 //!
 //! 1. **Nothing waits for it**: neither a call, nor a hand-off, a change of the mode or the release.
-//! 2. **One at a time for a holder id**, whichever hold has it. So records arrive in their order.
+//! 2. **One at a time for a holder id**, whichever hold has it. So records arrive in their order, but for one that was given
+//!    up without an answer and runs later.
 //! 3. **After a pause**, so that short nested calls send nothing: what counts is the count when the record leaves.
 
 use crate::engine::machine::hold::Recorder;
@@ -16,6 +17,7 @@ use crate::store::{HolderId, Name, Release, Released};
 use crate::util::trace;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::timeout;
 use tracing::Level;
 
 /// The time after which a changed count is recorded.
@@ -34,17 +36,23 @@ impl<'a> Record<'a> {
         Self { core, name, holder, ended: false }
     }
 
-    /// Records the count until the store has it.
+    /// Records the count until the store has it, or the engine ends: then nothing looks at it any more.
     pub(in crate::engine) async fn run(mut self) {
+        let stop = &self.core.stop;
         tokio::select! {
             biased;
-            () = tokio::time::sleep(PAUSE) => {}
-            () = self.core.stop.cancelled() => {}
-        }
-        while let Some((hold, count)) = self.begin() {
-            self.record(&hold, count).await;
+            () = stop.cancelled() => {}
+            () = self.record_all() => {}
         }
         self.ended = true;
+    }
+
+    async fn record_all(&self) {
+        loop {
+            tokio::time::sleep(PAUSE).await;
+            let Some((hold, count)) = self.begin() else { return };
+            self.record(&hold, count).await;
+        }
     }
 
     /// Returns the count to record, and the hold that has it.
@@ -89,14 +97,18 @@ impl<'a> Record<'a> {
             Released::Done { .. } => None,
             Released::NotYours(absence) => Some(absence),
         });
-        self.on_hold(|hold| {
+        let found = self.on_hold(|hold| {
             let recorder = match (hold.number == by.number, hold.mode == by.mode) {
                 (true, _) => Recorder::Same,
                 (false, true) => Recorder::Before,
                 (false, false) => Recorder::OtherMode,
             };
-            hold.end_record(core, recorder, verdict.clone()).then_some(())
+            hold.end_record(core, recorder, verdict.clone()).then(|| Arc::clone(hold))
         });
+        if let (Some(hold), Ok(Some(_))) = (found, verdict) {
+            // A renewal that is in flight may have run before, so one more follows it. A hold that is lost waits for none.
+            drop(timeout(core.timing.attempt * 2, hold.renew_now(core)).await);
+        }
     }
 }
 

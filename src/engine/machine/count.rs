@@ -65,6 +65,10 @@ impl State {
         now: Instant,
     ) -> Result<(), Reentry> {
         self.check_entry(timing, now)?;
+        if self.mode_unknown {
+            // It may admit others by now, and is about to be released.
+            return Err(Reentry::Over);
+        }
         self.live += 1;
         self.report(now);
         Ok(())

@@ -719,6 +719,18 @@ mod tests {
     }
 
     #[test]
+    fn hold_whose_mode_is_unknown_is_not_entered_again() {
+        for (fate, enters) in [(Fate::NotExecuted, Ok(())), (Fate::Unknown, Err(Reentry::Over))] {
+            let mut state = held();
+            state.begin_mode_change(&timing(), at(10)).unwrap();
+            state.end_mode_change(&timing(), at(20), 0.0, unchanged(fate)).unwrap_err();
+            assert_eq!(state.enter_again(&timing(), at(20)), enters, "{fate:?}");
+            let changes = state.begin_mode_change(&timing(), at(20));
+            assert_eq!(changes, Ok(enters.is_err()), "with one lease it can be tried again");
+        }
+    }
+
+    #[test]
     fn hold_whose_mode_is_unknown_is_not_handed_off() {
         for (fate, may) in [(Fate::NotExecuted, true), (Fate::Unknown, false)] {
             let mut state = held();

@@ -37,13 +37,15 @@ impl Recipe {
         }
         request.require_no_line()?;
         self.check_ttl(request.ttl)?;
-        let asked = self.clock.now();
+        let (asked, converts) = (self.clock.now(), request.converts);
         let limit = self.limit(&request);
         let verdict = in_time(limit, async {
             let session = self.sessions.fresh(limit).await?;
             AcquireAttempt { recipe: self, request: &request, session, asked }.run().await
         });
         verdict.await.map_err(|error| match self.holds.find(&request.target.name, request.holder) {
+            // The entry of a hold can end while its mode is changed.
+            None if converts => error.with_fate(Fate::Unknown),
             None => error.with_fate(Fate::NotExecuted),
             // It was refused halfway, so there may still be a node.
             Some(own) if !own.granted => error.with_fate(Fate::Unknown),

@@ -9,7 +9,7 @@
 
 use super::waiter::Waiter;
 use crate::clock::Clock;
-use crate::error::{Error, Fate, Result};
+use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::zookeeper::session::Session;
 use crate::store::zookeeper::session::errors::in_time;
 use crate::store::zookeeper::session::sessions::Sessions;
@@ -91,8 +91,9 @@ impl Recipe {
             if let (Some(path), true) = (&own.path, own.granted) {
                 there = own.session.write(path, &own.data(*holder, *count)).await?;
             }
-            if !there {
-                self.holds.remove(name, *holder);
+            // A change of the mode may have renamed the node meanwhile.
+            if !there && !self.holds.remove_unmoved(name, *holder, Some(&own)) {
+                return Err(changing());
             }
             return Ok(there);
         }
@@ -135,4 +136,9 @@ impl Recipe {
     ) -> Result<bool> {
         session.sweep(&self.names.lock(name), NodeOwner::Acquire(holder)).await
     }
+}
+
+/// Returns the error of a request that has met a change of the mode: the node has another path now.
+pub(super) fn changing() -> Error {
+    Error::new(ErrorKind::Unavailable, "the mode of the hold is being changed")
 }

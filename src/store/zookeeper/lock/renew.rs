@@ -4,9 +4,9 @@
 //! is still there. To end it would be a loss that the store did not report.
 
 use super::queue::Queue;
-use super::recipe::Recipe;
+use super::recipe::{Recipe, changing};
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::store::zookeeper::session::errors::{Found, classify, find, in_time};
 use crate::store::zookeeper::tree::holds::OwnNode;
 use crate::store::{Absence, Mode, RenewBatch, Renewal, Renewed, Target};
@@ -72,19 +72,10 @@ impl Recipe {
                     return Ok(true);
                 }
             }
-            let is_moved = |now: OwnNode| {
-                let own = own.as_ref();
-                own.is_some_and(|own| own.changing || now.changing || now.changes != own.changes)
-            };
-            if self.holds.find(name, holder).is_some_and(is_moved) {
-                // It has another path now.
-                return Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "the mode of the hold is being changed",
-                ));
+            if self.holds.remove_unmoved(name, holder, own.as_ref()) {
+                return Ok(false);
             }
-            self.holds.remove(name, holder);
-            Ok(false)
+            Err(changing())
         });
         let extended: Vec<Result<bool>> = extended.collect();
         let gone =

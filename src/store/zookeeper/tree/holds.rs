@@ -131,6 +131,26 @@ impl Holds {
         self.entries.lock().own.remove(&(name.clone(), holder));
     }
 
+    /// Removes an entry that was found as `seen`, unless a change of its mode was going on or has begun since: the node has
+    /// another path then. Returns whether the entry is gone.
+    pub(in crate::store::zookeeper) fn remove_unmoved(
+        &self,
+        name: &Name,
+        holder: HolderId,
+        seen: Option<&OwnNode>,
+    ) -> bool {
+        let mut entries = self.entries.lock();
+        let key = (name.clone(), holder);
+        let moves = |now: &OwnNode| {
+            seen.is_some_and(|seen| seen.changing || now.changing || now.changes != seen.changes)
+        };
+        if entries.own.get(&key).is_some_and(moves) {
+            return false;
+        }
+        entries.own.remove(&key);
+        true
+    }
+
     pub(in crate::store::zookeeper) fn is_empty(&self) -> bool {
         self.entries.lock().own.is_empty()
     }

@@ -155,7 +155,7 @@ async fn run<'a>(
         // The grant of this holder may be on its way to another flow of this manager.
         core.queue.forced(name, core.now(), Some(turn.number()));
         let steal = Steal::new(from.clone(), reason.clone());
-        attempt.send(request.clone().with_steal(Some(steal)), None, core.now(), None);
+        attempt.send(request.clone().with_steal(Some(steal)), None, core.now());
         verdict = attempt.land().await?;
         is_free = matches!(verdict, Acquired::NotYours(_));
         if let Acquired::Granted { .. } = verdict {

@@ -9,6 +9,7 @@ use crate::engine::machine::name::Kept;
 use crate::engine::machine::scope::HandoffScope;
 use crate::engine::shared::calls::{caught, in_time};
 use crate::engine::shared::core::Core;
+use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::{Job, Sweep};
 use crate::engine::shared::life::Grant;
 use crate::engine::shared::options::Options;

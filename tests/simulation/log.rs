@@ -17,14 +17,13 @@ use tracing::subscriber::{Interest, NoSubscriber};
 use tracing::{Event, Metadata, Subscriber};
 
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
-const IN_CALLS: [&str; 8] = [
+const IN_CALLS: [&str; 7] = [
     "leasehold::locks::election::candidate",
     "leasehold::locks::once",
-    "leasehold::engine::acquire::hints",
+    "leasehold::engine::acquire::wait",
     "leasehold::locks::lease",
     "leasehold::engine::acquire",
     "leasehold::engine::acquire::reenter",
-    "leasehold::engine::acquire::asking",
     "leasehold::engine::acquire::line",
 ];
 

@@ -38,7 +38,7 @@ pub enum Acquired {
         remaining: Option<Duration>,
         /// The mark that [keeps the name closed](crate::store::Release::keep), instead of a holder. A store with
         /// [`Capabilities::keeps`](crate::store::Capabilities::keeps) names [`Mark::Done`], so that a job which waits ends at
-        /// once. It may leave out another mark.
+        /// once. It may leave out another mark. On a quorum, one node is enough to name it.
         closed: Option<Mark>,
     },
     /// A change of the mode found that the hold is no longer there, or a steal found the name free.

@@ -233,11 +233,12 @@ pub(super) fn remaining(tally: &Tally<Acquired>) -> Option<Duration> {
     times.get(tally.majority() - 1).or(times.last()).copied()
 }
 
-/// Returns the mark by which a majority of the nodes keeps the name closed, as far as they name it.
+/// Returns the mark of work that is done, if a node names it. A majority has it, or it is left over; who sees it asks for the
+/// holders. Of the nodes that refuse, some may not have the mark yet.
 fn closed(tally: &Tally<Acquired>) -> Option<Mark> {
     let is_done =
         |verdict: &Acquired| matches!(verdict, Acquired::Held { closed: Some(Mark::Done), .. });
-    (tally.votes(is_done).yes >= tally.majority()).then_some(Mark::Done)
+    tally.verdicts().any(is_done).then_some(Mark::Done)
 }
 
 /// Returns a random number in [0, 1).

@@ -286,22 +286,22 @@ pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
     granted(reads.acquire().await);
     let mut writer = Party::of(harness, &name, Mode::Write).await;
     let late = Party::of(harness, &name, Mode::Read).await;
-    held(asks(&writer, 500, LONG).await);
-    held(asks(&late, 100, LONG).await);
+    held(asks(&writer, 5000, LONG).await);
+    held(asks(&late, 1000, LONG).await);
     let between = Party::of(harness, &name, Mode::Read).await;
-    held(asks(&between, 400, LONG).await);
+    held(asks(&between, 4000, LONG).await);
     let earlier = writer.holder;
     writer.next();
     // With its own arrival.
-    held(asks(&writer, 300, LONG).await);
-    granted(asks(&between, 400, LONG).await);
+    held(asks(&writer, 3000, LONG).await);
+    granted(asks(&between, 4000, LONG).await);
     assert_eq!(released(between.release(0).await), None);
     let later = std::mem::replace(&mut writer.holder, earlier);
     leaves(&writer).await;
     // Its manager has a later waiter. A late copy of its own request is not the last one either.
-    held(asks(&writer, 500, LONG).await);
+    held(asks(&writer, 5000, LONG).await);
     leaves(&writer).await;
-    held(asks(&late, 100, LONG).await);
+    held(asks(&late, 1000, LONG).await);
     // A call that does not wait takes nothing over.
     writer.holder = later;
     writer.next();
@@ -322,14 +322,14 @@ pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
     if let Some(mut wakeups) = wakeups {
         timeout(PATIENCE, wakeups.recv()).await.expect("a place that is given up wakes a reader");
     }
-    granted(asks(&late, 100, LONG).await);
+    granted(asks(&late, 1000, LONG).await);
     for reads in [reads, late] {
         assert_eq!(released(reads.release(0).await), None);
     }
     // A reader gives its place up, too.
     granted(writer.acquire().await);
     let gone = Party::of(harness, &name, Mode::Read).await;
-    held(asks(&gone, 900, LONG).await);
+    held(asks(&gone, 9000, LONG).await);
     leaves(&gone).await;
     assert_eq!(released(writer.release(0).await), None);
     granted(asks(&Party::of(harness, &name, Mode::Write).await, 0, LONG).await);

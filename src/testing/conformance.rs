@@ -105,6 +105,7 @@ macro_rules! conformance_suite {
             requests_with_a_place_may_run_twice_and_late
             release_takes_the_place_of_the_next_waiter
             place_lapses_by_itself
+            waiter_behind_a_mark_is_in_the_line
             place_that_is_left_wakes_the_others
             place_that_is_left_goes_to_the_next_waiter
             place_that_moves_back_wakes_the_first

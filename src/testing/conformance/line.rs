@@ -2,7 +2,9 @@
 
 use super::party::*;
 use crate::error::{ErrorKind, Fate, Result};
-use crate::store::{About, Acquired, Inspect, Line, Name, Place, Release, Released, Wait, Waiting};
+use crate::store::{
+    About, Acquired, Inspect, Keep, Line, Mark, Name, Place, Release, Released, Wait, Waiting,
+};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -196,6 +198,27 @@ pub async fn release_takes_the_place_of_the_next_waiter(harness: &dyn Harness) {
     let release = Release::new(third.target(), third.holder, 0, PATIENCE).with_place(Some(TRIES));
     assert_eq!(released(third.store.release(release).await), None);
     assert!(line(&third).await.expect("an answer").is_empty());
+}
+
+/// A name that is closed by a mark has a line too, and the refusal names the mark.
+pub async fn waiter_behind_a_mark_is_in_the_line(harness: &dyn Harness) {
+    let name = unique("line-mark");
+    let [holder, first, second] = three(harness, &name).await;
+    if !has_line(&holder) || !holder.store.capabilities().keeps {
+        return;
+    }
+    granted(holder.acquire().await);
+    let keep = Keep::new(Mark::Done, LONG);
+    let done = Release::new(holder.target(), holder.holder, 0, PATIENCE).with_keep(Some(keep));
+    assert_eq!(released(holder.store.release(done).await), None);
+    for (party, seconds) in [(&second, 1), (&first, 2)] {
+        match asks(party, waits(seconds)).await {
+            Ok(Acquired::Held { closed, .. }) => assert_eq!(closed, Some(Mark::Done)),
+            other => panic!("not held: {other:?}"),
+        }
+    }
+    lined(&[&first, &second]).await;
+    assert!(holder.force().await);
 }
 
 /// Clause 3, for places.

@@ -318,9 +318,12 @@ impl Slots {
                 Ok(Some(slot)) => return Ok(slot),
                 Ok(None) => unanswered.answered(),
                 Err(error) if error.is_unavailable() => {
-                    let Some(gap) = unanswered.gap(core, started) else { return Err(error) };
+                    unanswered.since(started);
+                    if unanswered.lasted(core.now()) >= core.timing.ttl {
+                        return Err(error);
+                    }
                     progress.failed(error);
-                    core.pause(gap).await;
+                    core.pause(unanswered.next_gap(core)).await;
                     core.check_open()?;
                 }
                 Err(error) => return Err(error),

@@ -163,11 +163,16 @@ impl Unanswered {
         self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
+    /// Returns the pause after one more failure.
+    pub(crate) fn next_gap(&mut self, core: &Core) -> Duration {
+        self.failures += 1;
+        core.timing.gap(self.failures, core.jitter())
+    }
+
     /// Returns the pause after the failure of the request of `asked`; `None` if the store will have been silent for T.
     pub(crate) fn gap(&mut self, core: &Core, asked: Instant) -> Option<Duration> {
         self.since(asked);
-        self.failures += 1;
-        let gap = core.timing.gap(self.failures, core.jitter());
+        let gap = self.next_gap(core);
         (self.lasted(core.now()) + gap < core.timing.ttl).then_some(gap)
     }
 }

@@ -53,7 +53,7 @@ const SHORT_PAUSE: Duration = Duration::from_millis(2);
 /// The time until the first repeated check-in of a waiter; it doubles each time.
 const FIRST_GAP: Duration = Duration::from_millis(50);
 
-/// How long after a request for permits the next flow asks, if a hold was handed off before the answer. Meanwhile the engine
+/// How long after a request for permits the next call asks, if a hold was handed off before the answer. Meanwhile the engine
 /// hands off what that request brings.
 const UNANSWERED: Duration = Duration::from_millis(100);
 

@@ -26,7 +26,7 @@ const SHORTEST_GAP: Duration = Duration::from_millis(1);
 pub(crate) enum Hints<'a> {
     NotSubscribed,
     Subscribing(Subscribing<'a>),
-    /// Shared with the queue, for the flow that asks next.
+    /// Shared with the queue, for the call that asks next.
     Subscribed(Arc<Wakeups>),
     /// The store has no wake-ups: only the clock is left.
     Clock,
@@ -122,7 +122,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 break;
             }
         }
-        // A flow of this process may have released permits while others wait elsewhere.
+        // A call of this process may have released permits while others wait elsewhere.
         if self.mode.can_seek()
             && let Some(time) = core.queue.not_before(self.name)
         {
@@ -199,9 +199,9 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Waits for the answer to a request of another flow of this process, as long as for an own
+    /// Waits for the answer to a request of another call of this process, as long as for an own
     /// one: a long silence may come from a stall of this process. Returns `None` if the store is
-    /// not silent: then another flow has the name, or is about to.
+    /// not silent: then another call has the name, or is about to.
     pub(super) async fn wait_out_silence(&self) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         let until = self.start + self.silence_limit();

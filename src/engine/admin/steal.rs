@@ -7,7 +7,7 @@
 //!    on its way becomes no hold. If the request fails, the release of that hold is owed to the store.
 //! 3. **One act, one holder id.** A steal is an outermost acquire for the rest of the engine: its [`Attempt`] guards it, so a
 //!    dropped or unanswered one is released and swept like any other.
-//! 4. **It waits for no turn**: the holder it is meant for may never end. Other flows of this process that ask for the name
+//! 4. **It waits for no turn**: the holder it is meant for may never end. Other calls of this process that ask for the name
 //!    lose their turns with the grant, and wait again.
 //!
 //! The old holder elsewhere hears of it by a hint in the inbox of its manager, which verifies the hold at once
@@ -21,7 +21,7 @@ use crate::engine::acquire::turn::Turn;
 use crate::engine::machine::hold::State;
 use crate::engine::machine::name::Kept;
 use crate::engine::machine::scope::HandoffScope;
-use crate::engine::shared::core::Core;
+use crate::engine::shared::core::{CallGuard, Core};
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::life::Grant;
 use crate::engine::shared::options::Options;
@@ -42,12 +42,7 @@ pub(crate) async fn steal<'a>(
     reason: &Reason,
     only: Option<&str>,
 ) -> Result<Option<Claim<'a>>> {
-    let _call = core.begin_call();
-    core.check_open()?;
-    core.ensure_running();
-    consume_budget().await;
-    refuse_nested(core, current)?;
-    check_options(core, options)?;
+    let _call = begin_call(core, options, current).await?;
     // Looking, taking, and once more if the name became free between.
     let limit = core.timing.attempt * 4;
     let report = &CallReport::new(core, (name, Mode::Exclusive, options), (core.now(), None));
@@ -79,13 +74,8 @@ pub(crate) async fn want(
     current: &Option<Arc<Hold>>,
     reason: &Reason,
 ) -> Result<Option<String>> {
-    let _call = core.begin_call();
-    core.check_open()?;
-    core.ensure_running();
-    consume_budget().await;
-    refuse_nested(core, current)?;
     // What the steal refuses must not make the holder release.
-    check_options(core, options)?;
+    let _call = begin_call(core, options, current).await?;
     let telling = pin!(async {
         let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
         let Some(holder) = holder.map(|holder| holder.holder) else { return Ok(None) };
@@ -103,10 +93,19 @@ pub(crate) async fn want(
     core.unless_closed(telling).await
 }
 
-/// Refuses options with which the store cannot take a name from its holder.
-fn check_options(core: &Core, options: &Options) -> Result<()> {
+/// Begins a call. Fails if a steal would be refused: of a handle that has the name, with these options, or by this store.
+async fn begin_call<'a>(
+    core: &'a Arc<Core>,
+    options: &Options,
+    current: &Option<Arc<Hold>>,
+) -> Result<CallGuard<'a>> {
+    let call = core.begin_call();
+    core.check_open()?;
+    core.ensure_running();
+    consume_budget().await;
+    refuse_nested(core, current)?;
     core.check_options(options, Mode::Exclusive)?;
-    if core.can.steals { Ok(()) } else { Err(Steal::unsupported(Mode::Exclusive)) }
+    if core.can.steals { Ok(call) } else { Err(Steal::unsupported(Mode::Exclusive)) }
 }
 
 /// Refuses a handle that has the name: there is nothing to take.
@@ -152,7 +151,7 @@ async fn run<'a>(
     if let Some(from) = from {
         let own = |hold: &Arc<Hold>| hold.holder.to_string() == from;
         let mut stolen = Revoked::new(core, lose_own(core, name, own));
-        // The grant of this holder may be on its way to another flow of this manager.
+        // The grant of this holder may be on its way to another call of this manager.
         core.queue.forced(name, core.now(), Some(turn.number()));
         let steal = Steal::new(from.clone(), reason.clone());
         attempt.send(request.clone().with_steal(Some(steal)), None, core.now());

@@ -67,7 +67,7 @@ impl Work {
 /// Waits for the answer to a request that no call waits for. A grant goes to a call of this process that waits for as many
 /// permits, and is released if there is none.
 async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>) {
-    let (target, delay) = (sweep.target.clone(), sweep.delay);
+    let target = sweep.target.clone();
     let mut attempt = Attempt::resume(core, sweep, verdict);
     let verdict = attempt.land().await;
     if verdict.is_ok() {
@@ -75,8 +75,7 @@ async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>)
         core.queue.answered(&target.name);
     }
     let Ok(Acquired::Granted { sent, fence, reached, .. }) = verdict else { return };
-    let turn = if delay.is_zero() { turn_for_a_waiter(core, &target, sent) } else { None };
-    let Some(turn) = turn else { return attempt.undo(sent) };
+    let Some(turn) = turn_for_a_waiter(core, &target, sent) else { return attempt.undo(sent) };
     let grant = Grant {
         target,
         options: Options::default(),

@@ -14,10 +14,10 @@
 //!    other processes.
 //! 4. **Never dropped on the way.** The offer of a waiter that goes away moves to the next waiter,
 //!    and in the end the hold is released in the store.
-//! 5. **In the order of arrival.** A flow that asks the store for permits comes before all that are in the queue, so it is
+//! 5. **In the order of arrival.** A call that asks the store for permits comes before all that are in the queue, so it is
 //!    handed the hold while it asks ([`Turn::seek`](crate::engine::acquire::turn::Turn::seek)). Its turn ends in the
-//!    same step, and the next flow goes on with its subscription and the time of its next request: the store has just
-//!    refused, so it need not ask. If that flow wants another number of permits, or makes one attempt, the hold is
+//!    same step, and the next call goes on with its subscription and the time of its next request: the store has just
+//!    refused, so it need not ask. If that call wants another number of permits, or makes one attempt, the hold is
 //!    released in the store. A request of it that is not answered yet is left to the engine, which hands off what it brings
 //!    ([`Hold::offer`]).
 //! 6. **In the order of the line.** A hold of a fair lock is handed off only to a waiter that may pass those of other

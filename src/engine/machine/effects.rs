@@ -1,5 +1,5 @@
 //! What goes into a transition of a name, and what follows from it. The caller performs the [`Effects`] after it has
-//! released its lock, in the order of their fields.
+//! released its lock: it drops what is gone, and then wakes.
 
 use super::name::LastAsk;
 use crate::clock::Instant;

@@ -56,7 +56,7 @@ impl Mode {
         }
     }
 
-    /// Returns whether a hold can be handed off to a flow that asks the store: other holds of the name may end meanwhile.
+    /// Returns whether a hold can be handed off to a call that asks the store: other holds of the name may end meanwhile.
     pub(in crate::engine) fn can_seek(self) -> bool {
         match self {
             Self::Permits { .. } => true,

@@ -125,13 +125,20 @@ fn common_abilities(nodes: &[Option<Arc<dyn Store>>]) -> Capabilities {
     let modes = [Mode::Read, Mode::Write].into_iter();
     modes
         .filter(|mode| open().all(|node| node.supports(*mode)))
-        .fold(Capabilities::default(), Capabilities::with_mode)
-        .with_keeps(open().all(|node| node.keeps))
-        .with_own_ttl(open().all(|node| node.own_ttl))
-        .with_time_left(open().all(|node| node.time_left))
-        .with_wakeups(open().all(|node| node.wakeups))
-        .with_announces(open().all(|node| node.announces))
-        .with_renewal_batch(open().map(|node| node.renewal_batch).min().unwrap_or(1))
+        .fold(abilities_of_all(open()), Capabilities::with_mode)
+}
+
+/// Returns what nodes can do together, but for their modes.
+pub(super) fn abilities_of_all(nodes: impl Iterator<Item = Capabilities> + Clone) -> Capabilities {
+    let all = |has: fn(&Capabilities) -> bool| nodes.clone().all(|node| has(&node));
+    Capabilities::default()
+        .with_keeps(all(|node| node.keeps))
+        .with_own_ttl(all(|node| node.own_ttl))
+        .with_time_left(all(|node| node.time_left))
+        // The hints of one node are enough.
+        .with_wakeups(nodes.clone().any(|node| node.wakeups))
+        .with_announces(all(|node| node.announces))
+        .with_renewal_batch(nodes.map(|node| node.renewal_batch).min().unwrap_or(1))
 }
 
 fn same_server_error(first: usize, second: usize) -> Error {

@@ -221,21 +221,16 @@ impl Store for Quorum {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let all = || self.inner.nodes.iter().map(|node| node.store.capabilities());
+        let nodes = self.inner.nodes.iter().map(|node| node.store.capabilities());
+        let abilities = connect::abilities_of_all(nodes);
         let modes = [Mode::Read, Mode::Write].into_iter().filter(|_| self.inner.has_shared);
         modes
-            .fold(Capabilities::default(), Capabilities::with_mode)
+            .fold(abilities, Capabilities::with_mode)
             .with_reason_against_permits(NO_PERMITS)
             .with_fencing(false)
             // There are no fencing tokens to reserve.
             .with_longest_fence_block(1)
             .with_steals(true)
-            .with_keeps(all().all(|node| node.keeps))
-            .with_own_ttl(all().all(|node| node.own_ttl))
-            .with_time_left(all().all(|node| node.time_left))
-            .with_wakeups(all().any(|node| node.wakeups))
-            .with_announces(all().all(|node| node.announces))
-            .with_renewal_batch(all().map(|node| node.renewal_batch).min().unwrap_or(1))
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {

@@ -12,7 +12,7 @@ macro_rules! compose {
         concat!(
             compose!($dir; "common", "check", $publish),
             // All acquires of a call share these: see `acquire.lua`.
-            "local ttl, count, block, retention, now, newest, vacant\n",
+            "local ttl, block, retention, now, newest, vacant\n",
             "local function acquire(lock, fence, holder)\n",
             compose!($dir; "acquire", "fence", "grant"),
             "end\nlocal function release(lock, holder)\n",
@@ -24,7 +24,7 @@ macro_rules! compose {
     ($dir:literal, acquire_all) => {
         concat!(
             compose!($dir; "common", "check"),
-            "local ttl, count, block, retention, now, newest, vacant\n",
+            "local ttl, block, retention, now, newest, vacant\n",
             "local function acquire(lock, fence, holder)\n",
             compose!($dir; "acquire", "fence", "grant"),
             "end\n",
@@ -80,7 +80,7 @@ macro_rules! compose {
         compose!(
             $dir, run, [$publish], ["line_acquire"],
             // `acquire.lua` says what these are.
-            "local ttl, count, block, retention, now, newest, vacant\n",
+            "local ttl, block, retention, now, newest, vacant\n",
             "local function acquire(lock, fence, holder)\n",
             compose!($dir; "acquire", "fence", "grant"),
             "end\nlocal function wake(lock)\n",

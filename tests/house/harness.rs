@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use kit::janitor::Janitor;
 use kit::proxy::frame_length;
+use kit::trace::Trace;
 use kit::{Mode, Pace, Pipe, Proxy, Reply, Resp, Server, eventually, is_timeout};
 
 const LONG: Duration = Duration::from_secs(10);
@@ -516,4 +517,15 @@ fn dropped_request_closes_its_connection_and_never_runs() {
     assert_eq!(server.command(&["GET", "k"]).int(), 1);
     assert_eq!(proxy.dropped(), 1);
     assert_eq!(Resp::connect(proxy.port()).command(&["INCR", "k"]).int(), 2);
+}
+
+#[test]
+fn trace_has_the_lines_of_a_callsite_that_another_thread_meets_first() {
+    fn line() {
+        tracing::warn!("met");
+    }
+    let (trace, _guard) = Trace::of_this_thread();
+    std::thread::spawn(line).join().expect("no panic");
+    line();
+    assert!(trace.events().iter().any(|event| event.message() == "met"));
 }

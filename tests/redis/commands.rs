@@ -118,7 +118,6 @@ async fn info_that_is_refused_in_any_words_is_a_warning() {
         let (trace, _guard) = Trace::of_this_thread();
         let builder = LeaseManager::builder().dedicated_thread(false);
         let leases = builder.clone().connect(proxy.url()).await.expect("a manager");
-        // The log is written on a thread of its own, which `close` waits for.
         leases.close().await.expect("closed");
         let warned = trace.events().into_iter().any(|event| {
             event.level == Level::WARN

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::DefaultGuard;
-use tracing::{Event, Level, Subscriber};
+use tracing::subscriber::{DefaultGuard, NoSubscriber};
+use tracing::{Dispatch, Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -81,6 +81,11 @@ impl Drop for AllThreads {
 impl Trace {
     /// Collects what the current thread traces, until the guard is dropped.
     pub fn of_this_thread() -> (Self, DefaultGuard) {
+        // While a process has one subscriber only, tracing asks that of the thread that comes to a callsite first whether it
+        // wants it, and never asks again: a thread without a subscriber would hide the callsite from all others.
+        static SECOND: LazyLock<Dispatch> =
+            LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
+        LazyLock::force(&SECOND);
         let trace = Self::default();
         let guard = tracing_subscriber::registry().with(trace.clone()).set_default();
         (trace, guard)

@@ -38,10 +38,10 @@
 //!
 //! # Shutdown order
 //!
-//! `close` calls [`Core::set_closed`]: no call gets a lease any more. It fires all tokens, waits for the
-//! releases and for the calls in progress, and cancels `stop`. The worker finishes its tasks within
-//! bounds, ends the store's connections, gives up the remaining releases, and cancels `stopped`.
-//! Dropping the last manager cancels `stop` alone.
+//! [`Stage`] has the stages. `close` enters `Closed`: no call gets a lease any more. It fires all tokens, waits for the
+//! releases and for the calls in progress, and enters `Ending`. The worker finishes its tasks within
+//! bounds, ends the store's connections, gives up the remaining releases, and enters `Ended`.
+//! Dropping the last manager enters `Ending` at once.
 
 mod acquire;
 mod admin;
@@ -68,6 +68,7 @@ pub(crate) use machine::timing::Timing;
 pub(crate) use run::Engine;
 pub(crate) use shared::core::{Core, Settings};
 pub(crate) use shared::hold::Hold;
+pub(crate) use shared::lifecycle::Stage;
 pub(crate) use shared::options::{Caller, Options, setters};
 pub(crate) use shared::report::StoreRefusal;
 pub(crate) use shared::served::{Timed, Unanswered};

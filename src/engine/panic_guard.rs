@@ -1,6 +1,7 @@
 //! Distinguishes a panic of the engine from a panic elsewhere.
 
 use super::shared::core::Core;
+use super::shared::lifecycle::Stage;
 use crate::error::Loss;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -32,11 +33,11 @@ impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if self.polling {
             let core = self.core;
-            core.panicked();
+            core.set_panicked();
             for hold in core.queue.holds() {
                 hold.lose(core, Loss::Expired);
             }
-            core.stop.cancel();
+            core.life.enter(Stage::Ending);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::panic_guard::guarded;
 use super::shared::core::{Core, WorkQueues};
+use super::shared::lifecycle::Stage;
 use super::thread::spawn_thread;
 use super::{background, spare, watchdog};
 use crate::error::{Error, ErrorKind, Loss, Result};
@@ -22,7 +23,7 @@ impl Core {
             return true;
         }
         if let Ok(runtime) = Handle::try_current()
-            && !self.stopped.is_cancelled()
+            && !self.life.is_ended()
             && let Some(driver) = Driver::take(self)
         {
             *self.runtime.lock() = Some(runtime.clone());
@@ -112,7 +113,7 @@ impl Engine {
         spawn_thread("leasehold", async move || {
             tokio::select! {
                 biased;
-                () = core.stopped.cancelled() => {}
+                () = core.life.until(Stage::Ended) => {}
                 () = guarded(&core, watchdog::run(&core)) => {}
             }
         })?;
@@ -130,7 +131,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.core.stop.cancel();
+        self.core.life.enter(Stage::Ending);
     }
 }
 
@@ -175,11 +176,11 @@ impl Drop for Driver {
         drop(core.runtime.lock().take());
         core.running.store(false, Ordering::Release);
         drop(place);
-        if core.panicked.load(Ordering::Acquire) {
+        if core.life.has_panicked() {
             core.board.end();
-            core.stopped.cancel();
+            core.life.enter(Stage::Ended);
         }
-        if core.on_caller && !core.stopped.is_cancelled() {
+        if core.on_caller && !core.life.is_ended() {
             if !spare::is_there() {
                 // Without its thread, nothing could fire these tokens later.
                 core.queue.holds().iter().for_each(|hold| hold.lose(core, Loss::Expired));

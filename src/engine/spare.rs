@@ -14,6 +14,7 @@ use super::machine::hold::State;
 use super::panic_guard::guarded;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
+use super::shared::lifecycle::Stage;
 use super::thread::spawn_thread;
 use crate::clock::{self, Instant, Sleeper};
 use std::sync::{Arc, OnceLock};
@@ -47,7 +48,7 @@ async fn run(mut engines: mpsc::UnboundedReceiver<Arc<Core>>) {
         tokio::spawn(async move {
             tokio::select! {
                 biased;
-                () = core.stop.cancelled() => {}
+                () = core.life.until(Stage::Ending) => {}
                 () = guarded(&core, watch_over(&core)) => {}
             }
         });

@@ -275,7 +275,7 @@ impl Lease {
     /// # }
     /// ```
     pub async fn note(&self) -> Result<Option<Note>> {
-        self.core().check_open()?;
+        self.core().life.check()?;
         consume_budget().await;
         self.core().read_note(self.hold.target(), self.hold.holder).await
     }
@@ -586,7 +586,7 @@ impl Lease {
     #[doc(alias = "release")]
     pub async fn unlock(mut self) -> Result<()> {
         let engine = Arc::clone(&self.engine);
-        let _call = engine.core.begin_call();
+        let _call = engine.core.life.begin_call();
         self.end();
         let result = self.hold.unlock(&engine.core, self.share).await;
         // Only now: what is begun must not wait for a turn of this task.
@@ -633,7 +633,7 @@ impl Lease {
     /// otherwise.
     pub(crate) async fn unlock_done(mut self, keep: Duration) -> Result<()> {
         let engine = Arc::clone(&self.engine);
-        let _call = engine.core.begin_call();
+        let _call = engine.core.life.begin_call();
         self.end();
         let result = self.hold.unlock_done(&engine.core, self.share, keep).await;
         consume_budget().await;

@@ -162,7 +162,7 @@ impl Job {
     async fn enter(&self, caller: &'static Location<'static>) -> Result<Entered> {
         let core = &self.engine.core;
         let name = self.name.as_ref().map_err(Error::clone)?;
-        core.check_open()?;
+        core.life.check()?;
         core.check_keeps()?;
         if !(Duration::from_millis(1)..=LONGEST_KEEP).contains(&self.keep) {
             return Err(Error::invalid(format!(

@@ -178,7 +178,7 @@ impl Semaphore {
             return Err(no_permits());
         }
         let core = &self.engine.core;
-        core.check_open()?;
+        core.life.check()?;
         consume_budget().await;
         core.resize(name, size).await?;
         self.size.store(size, Ordering::Relaxed);
@@ -344,7 +344,7 @@ impl Semaphore {
     pub async fn usage(&self) -> Result<Usage> {
         let name = self.name.as_ref().map_err(Error::clone)?;
         let core = &self.engine.core;
-        core.check_open()?;
+        core.life.check()?;
         consume_budget().await;
         let own = self.size();
         let mode = Mode::Permits { size: own, take: 1 };

@@ -323,8 +323,8 @@ impl Slots {
                         return Err(error);
                     }
                     progress.failed(error);
-                    core.pause(unanswered.next_gap(core)).await;
-                    core.check_open()?;
+                    core.life.pause(unanswered.next_gap(core)).await;
+                    core.life.check()?;
                 }
                 Err(error) => return Err(error),
             }

@@ -238,7 +238,7 @@ impl LeaseManager {
     /// ```
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<HolderInfo>> {
         let core = &self.engine.core;
-        core.check_open()?;
+        core.life.check()?;
         consume_budget().await;
         let inspection = core.inspect(&Name::new(name.as_ref())?).await?;
         let mut holder = inspection.into_holder();
@@ -276,7 +276,7 @@ impl LeaseManager {
     /// ```
     pub async fn holders(&self, name: impl AsRef<str>) -> Result<Vec<HolderInfo>> {
         let core = &self.engine.core;
-        core.check_open()?;
+        core.life.check()?;
         consume_budget().await;
         let mut holders = core.inspect(&Name::new(name.as_ref())?).await?.into_holders();
         core.resolve(&mut holders).await;
@@ -315,7 +315,7 @@ impl LeaseManager {
     #[doc(alias = "waiters")]
     pub async fn line(&self, name: impl AsRef<str>) -> Result<Vec<Waiting>> {
         let core = &self.engine.core;
-        core.check_open()?;
+        core.life.check()?;
         consume_budget().await;
         let mut line = core.line(&Name::new(name.as_ref())?).await?;
         core.resolve_waiting(&mut line).await;
@@ -351,7 +351,7 @@ impl LeaseManager {
     /// ```
     pub async fn owner_of(&self, id: impl AsRef<str>) -> Result<Option<Owner>> {
         let core = &self.engine.core;
-        core.check_open()?;
+        core.life.check()?;
         consume_budget().await;
         core.owner_of(id.as_ref()).await
     }
@@ -395,7 +395,7 @@ impl LeaseManager {
     /// ```
     pub async fn force_unlock(&self, name: impl AsRef<str>, why: impl AsRef<str>) -> Result<bool> {
         let core = &self.engine.core;
-        core.check_open()?;
+        core.life.check()?;
         consume_budget().await;
         let reason = Reason::new(&core.author(), why.as_ref())?;
         core.revoke(&Name::new(name.as_ref())?, &reason).await

@@ -95,7 +95,7 @@ impl Core {
         target: &Target,
         holder: HolderId,
     ) -> Option<Instant> {
-        if !self.queue.is_fair() || !target.mode.has_line() || self.is_closed() {
+        if !self.queue.is_fair() || !target.mode.has_line() || self.life.is_closed() {
             return None;
         }
         self.queue.open_place(&target.name, holder, self.now())

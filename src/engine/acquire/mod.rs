@@ -80,7 +80,7 @@ pub(crate) async fn acquire_as<'a>(
     core.check_options(options, mode)?;
     // Where the store has a queue of its own, all locks are fair.
     let fair = options.is_fair() && core.can.line == Line::Places;
-    let _call = core.begin_call();
+    let _call = core.life.begin_call();
     // A call that is always ready must not starve other tasks of its thread.
     consume_budget().await;
     let span = QuietSpan::new(tracing::debug_span!(
@@ -181,7 +181,7 @@ struct AcquireLoop<'a, 'core> {
 impl<'core> AcquireLoop<'_, 'core> {
     async fn run(self, current: &mut Option<Arc<Hold>>) -> Result<Option<Claim<'core>>> {
         let core = self.core;
-        core.check_open()?;
+        core.life.check()?;
         core.ensure_running();
         let mut now = self.start;
         let mut share = self.share;
@@ -205,10 +205,10 @@ impl<'core> AcquireLoop<'_, 'core> {
         };
         // The engine's runtime may have ended during the wait.
         core.ensure_running();
-        if core.is_closed() {
+        if core.life.is_closed() {
             // The hold is released like that of a dropped lease.
             drop(claim);
-            return Err(core.closed_error());
+            return Err(core.life.error());
         }
         *current = Some(Arc::clone(&claim.hold));
         Ok(Some(claim))
@@ -261,7 +261,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             };
             self.report.waits(|| core.queue.ahead(self.name, waiter.number()));
             // After the check-in: `close` wakes each waiter that it finds.
-            core.check_open()?;
+            core.life.check()?;
             if mixed {
                 self.check_kind()?;
             }
@@ -314,7 +314,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             return Box::pin(self.seek(turn)).await;
         }
         let asking = pin!(self.ask_store(turn));
-        let grant = self.core.unless_closed(asking).await?;
+        let grant = self.core.life.unless_closed(asking).await?;
         Ok(grant.map(|grant| self.claim(Hold::begin(self.core, grant, self.report))))
     }
 
@@ -324,7 +324,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut passed = turn.seek(self.options);
         let asked = {
             let asking = pin!(self.ask_store(turn));
-            let asking = pin!(core.unless_closed(asking));
+            let asking = pin!(core.life.unless_closed(asking));
             tokio::select! {
                 biased;
                 asked = asking => asked,
@@ -358,7 +358,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             if let Some(set) = self.report.set {
                 set.arrive().await;
             }
-            core.check_open()?;
+            core.life.check()?;
             // Silence counts from the first unanswered request, including those of earlier turns,
             // but not during pauses.
             let now = core.now();

@@ -25,7 +25,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             ));
         }
         let entering = pin!(self.enter(hold, share));
-        self.core.unless_closed(entering).await
+        self.core.life.unless_closed(entering).await
     }
 
     async fn enter(&self, hold: &Arc<Hold>, share: Share) -> Result<Option<Claim<'core>>> {

@@ -208,7 +208,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut waiter = self.waiter();
         loop {
             let now = core.now();
-            core.check_open()?;
+            core.life.check()?;
             let silence = core.queue.silence(self.name);
             let lasts = |since| now.saturating_duration_since(since) >= core.timing.attempt;
             if !silence.is_some_and(|silence| lasts(silence.since)) {
@@ -329,9 +329,9 @@ impl<'a> Polling<'a> {
             biased;
             // Without a holder: it takes no place in a queue of the store.
             () = self.hints.hint(self.core, self.target.clone(), None) => {}
-            () = self.core.pause(pause) => {}
+            () = self.core.life.pause(pause) => {}
         }
-        self.core.check_open()
+        self.core.life.check()
     }
 
     /// Waits after the failure of a request that was sent at `asked`, unless it lasts, or the store has been silent for too
@@ -342,8 +342,8 @@ impl<'a> Polling<'a> {
         }
         match self.unanswered.gap(self.core, asked) {
             Some(gap) if gap < self.left() => {
-                self.core.pause(gap).await;
-                self.core.check_open()
+                self.core.life.pause(gap).await;
+                self.core.life.check()
             }
             _ => Err(error),
         }

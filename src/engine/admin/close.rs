@@ -3,6 +3,7 @@
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::life::lose_all;
+use crate::engine::shared::lifecycle::Stage;
 use crate::error::{Error, Loss};
 use crate::util::trace;
 use std::collections::HashSet;
@@ -26,7 +27,7 @@ impl Core {
         let holds = self.lose_everything();
         consume_budget().await;
         let until = self.now() + self.timing.grace + self.timing.attempt * 2;
-        let until = *self.closing_until.get_or_init(|| until);
+        let until = self.life.close_by(until);
         let mut closed = Closed { released: 0, failed: Vec::new() };
         for hold in holds {
             let over = pin!(hold.until_over());
@@ -44,12 +45,12 @@ impl Core {
         }
         tokio::select! {
             biased;
-            () = self.until_no_call() => {}
+            () = self.life.until_no_call() => {}
             () = self.clock().sleep_until(until) => {}
         }
-        self.stop.cancel();
+        self.life.enter(Stage::Ending);
         let ended = pin!(async {
-            self.stopped.cancelled().await;
+            self.life.until(Stage::Ended).await;
             trace::written().await;
             self.board.until_seen().await;
         });

@@ -21,9 +21,10 @@ use crate::engine::acquire::turn::Turn;
 use crate::engine::machine::hold::State;
 use crate::engine::machine::name::Kept;
 use crate::engine::machine::scope::HandoffScope;
-use crate::engine::shared::core::{CallGuard, Core};
+use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::life::Grant;
+use crate::engine::shared::lifecycle::CallGuard;
 use crate::engine::shared::options::Options;
 use crate::engine::shared::report::CallReport;
 use crate::error::{Error, ErrorKind, Loss, Result};
@@ -53,12 +54,12 @@ pub(crate) async fn steal<'a>(
         }
     });
     let attended = pin!(core.attend(stealing));
-    let result = core.unless_closed(attended).await;
+    let result = core.life.unless_closed(attended).await;
     report.end(&result, true);
     let claim = result?;
-    if core.is_closed() {
+    if core.life.is_closed() {
         drop(claim);
-        return Err(core.closed_error());
+        return Err(core.life.error());
     }
     if let Some(claim) = &claim {
         *current = Some(claim.hold());
@@ -90,7 +91,7 @@ pub(crate) async fn want(
         }
     });
     let telling = pin!(core.attend(telling));
-    core.unless_closed(telling).await
+    core.life.unless_closed(telling).await
 }
 
 /// Begins a call. Fails if a steal would be refused: of a handle that has the name, with these options, or by this store.
@@ -99,8 +100,8 @@ async fn begin_call<'a>(
     options: &Options,
     current: &Option<Arc<Hold>>,
 ) -> Result<CallGuard<'a>> {
-    let call = core.begin_call();
-    core.check_open()?;
+    let call = core.life.begin_call();
+    core.life.check()?;
     core.ensure_running();
     consume_budget().await;
     refuse_nested(core, current)?;

@@ -12,6 +12,7 @@ use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::{Job, Sweep};
 use crate::engine::shared::life::Grant;
+use crate::engine::shared::lifecycle::Stage;
 use crate::engine::shared::options::Options;
 use crate::error::Error;
 use crate::store::{Acquired, Release, Released, StoreFuture, Target};
@@ -96,7 +97,7 @@ async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>)
 fn turn_for_a_waiter(core: &Arc<Core>, target: &Target, sent: Instant) -> Option<Turn> {
     let now = core.now();
     let is_wanted = target.mode.can_seek() && core.queue.is_wanted(&target.name);
-    if !is_wanted || core.timing.stale(sent, now) || core.is_closed() {
+    if !is_wanted || core.timing.stale(sent, now) || core.life.is_closed() {
         return None;
     }
     let turn = core.queue.seize(&target.name, target.mode, now);
@@ -150,7 +151,7 @@ impl Sweep {
             tokio::select! {
                 biased;
                 () = core.clock().sleep_until(from) => {}
-                () = core.stop.cancelled() => return,
+                () = core.life.until(Stage::Ending) => return,
             }
         }
         if self.placed {
@@ -179,7 +180,7 @@ impl Sweep {
             let unanswered = verdict.as_ref().is_err_and(Error::is_unavailable)
                 && core.now() < until + core.timing.ttl * STANDSTILL
                 && core.sweeps.load(Ordering::Relaxed) <= MOST_UNANSWERED;
-            if last && !unanswered || core.stop.is_cancelled() {
+            if last && !unanswered || core.life.is_ending() {
                 return;
             }
             // Spread by jitter: there may be one sweep for each request of an outage.
@@ -197,7 +198,7 @@ impl Sweep {
                 biased;
                 () = after_reconnect => {}
                 () = tokio::time::sleep(gap) => {}
-                () = core.stop.cancelled() => {}
+                () = core.life.until(Stage::Ending) => {}
             }
         }
     }

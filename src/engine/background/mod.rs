@@ -11,6 +11,7 @@ use super::shared::calls::{caught, panicked};
 use super::shared::core::{Core, WorkQueues};
 use super::shared::hold::Hold;
 use super::shared::job::Job;
+use super::shared::lifecycle::Stage;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Event, EventKind, Operation};
@@ -62,7 +63,7 @@ pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
                 }
             }
             Some(job) = queues.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
-            () = core.stop.cancelled() => break,
+            () = core.life.until(Stage::Ending) => break,
         }
     }
     end(core, &mut queues.jobs, tasks).await;
@@ -228,7 +229,7 @@ fn own_ttl(core: &Core, hold: &Hold) -> Option<Duration> {
 /// Ends the engine: finishes its jobs within bounds, and disconnects.
 async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
     let until = core.now() + core.timing.attempt * 2;
-    let until = core.closing_until.get().map_or(until, |closing| until.min(*closing));
+    let until = core.life.bounded(until);
     let finish = async {
         loop {
             for _ in 0..jobs.len() {
@@ -262,5 +263,5 @@ async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut task
         hold.give_up(core, &error);
     }
     core.board.end();
-    core.stopped.cancel();
+    core.life.enter(Stage::Ended);
 }

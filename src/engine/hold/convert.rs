@@ -52,7 +52,7 @@ pub(crate) async fn convert(
     mode: Mode,
     token: Option<&CancellationToken>,
 ) -> Result<Converted> {
-    core.check_open()?;
+    core.life.check()?;
     core.ensure_running();
     consume_budget().await;
     let limit = core.timing.attempt * 2;

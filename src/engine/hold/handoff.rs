@@ -113,7 +113,7 @@ impl Hold {
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
         if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
             || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
-            || core.is_closed()
+            || core.life.is_closed()
             // A leader resigns in the store: observers never see its value under the id of the next.
             || inner.described.as_ref().is_some_and(|told| told.value.is_some())
             || self.keeps_its_id(&inner)

@@ -12,6 +12,7 @@ use crate::engine::shared::calls::{caught, in_time};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
+use crate::engine::shared::lifecycle::Stage;
 use crate::observe::Operation;
 use crate::store::{HolderId, Name, Release, Released};
 use crate::util::trace;
@@ -38,10 +39,9 @@ impl<'a> Record<'a> {
 
     /// Records the count until the store has it, or the engine ends: then nothing looks at it any more.
     pub(in crate::engine) async fn run(mut self) {
-        let stop = &self.core.stop;
         tokio::select! {
             biased;
-            () = stop.cancelled() => {}
+            () = self.core.life.until(Stage::Ending) => {}
             () = self.record_all() => {}
         }
         self.ended = true;

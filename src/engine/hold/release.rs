@@ -8,6 +8,7 @@ use crate::engine::shared::calls::{caught, in_time};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
+use crate::engine::shared::lifecycle::Stage;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::{Keep, Mode, Name, Release, Released, StoreFuture};
@@ -253,13 +254,13 @@ async fn run(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()
             Err(error) => {
                 failures += 1;
                 let gap = core.timing.gap(failures, core.jitter());
-                if core.now() + gap >= until() || core.stop.is_cancelled() {
+                if core.now() + gap >= until() || core.life.is_ending() {
                     return Err(error);
                 }
                 tokio::select! {
                     biased;
                     () = tokio::time::sleep(gap) => {}
-                    () = core.stop.cancelled() => {}
+                    () = core.life.until(Stage::Ending) => {}
                 }
                 flushing.now = core.now();
             }
@@ -279,10 +280,7 @@ pub(in crate::engine) async fn flush_to_the_end(
         return;
     }
     let _flush = BackgroundFlush { core, hold };
-    let until = || {
-        let deadline = hold.deadline(core);
-        core.closing_until.get().map_or(deadline, |closing| deadline.min(*closing))
-    };
+    let until = || core.life.bounded(hold.deadline(core));
     let limit = Some(core.timing.attempt * 2);
     let now = core.now();
     // An earlier release may not have been answered.

@@ -3,25 +3,21 @@
 use super::describer::Describer;
 use super::hold::Hold;
 use super::job::Job;
+use super::lifecycle::{Lifecycle, Stage};
 use super::options::Options;
 use super::queue::Queue;
 use super::served::Served;
 use crate::clock::{Clock, Instant};
 use crate::engine::machine::schedule::{Call, Schedule};
 use crate::engine::machine::timing::Timing;
-use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Board, Counters, DEFAULT_CLASS};
 use crate::store::{Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Mode, Name, Owner, Store};
 use crate::util::sync::Mutex;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// Returns the class of a name.
@@ -87,14 +83,7 @@ pub(crate) struct Core {
     pub(crate) schedule: Schedule,
     pub(crate) queue: Arc<Queue>,
     pub(crate) describer: Describer,
-    /// Set when no lock can be acquired any more.
-    is_closed: AtomicBool,
-    /// Fires then.
-    closed: CancellationToken,
-    /// Fires when the engine is no longer needed.
-    pub(crate) stop: CancellationToken,
-    /// Fires when the engine's work is done and its connections are closed.
-    pub(crate) stopped: CancellationToken,
+    pub(crate) life: Lifecycle,
     /// Wakes the reaper's sweeps after a reconnect.
     pub(crate) reconnected: Notify,
     /// The number of sweeps in progress.
@@ -102,13 +91,10 @@ pub(crate) struct Core {
     /// Asks the watchdog to verify all leases: the server may have restarted without them before a
     /// reconnect.
     pub(in crate::engine) verify: Notify,
-    /// The time at which `close` stops retrying releases.
-    pub(crate) closing_until: OnceLock<Instant>,
     /// True if the engine runs on the runtime of its callers.
     pub(crate) on_caller: bool,
     /// Notifies that no task runs watchdog and worker any more.
     pub(in crate::engine) vacated: Notify,
-    pub(in crate::engine) panicked: AtomicBool,
     /// Reports to the observers.
     pub(crate) board: Arc<Board>,
     pub(crate) counters: Counters,
@@ -125,8 +111,6 @@ pub(crate) struct Core {
     pub(in crate::engine) tick: Mutex<Option<Instant>>,
     /// The runtime of a caller on which watchdog and worker run.
     pub(in crate::engine) runtime: Mutex<Option<Handle>>,
-    callers: AtomicUsize,
-    no_call: Notify,
 }
 
 /// The queues that the worker reads.
@@ -135,18 +119,6 @@ pub(in crate::engine) struct WorkQueues {
     pub(in crate::engine) jobs: mpsc::UnboundedReceiver<Job>,
     /// The holds that are to tell about themselves.
     pub(in crate::engine) tells: mpsc::Receiver<Weak<Hold>>,
-}
-
-/// A call in progress, which may still send a request or leave a job to the reaper; see
-/// [`Core::begin_call`].
-pub(crate) struct CallGuard<'a>(&'a Core);
-
-impl Drop for CallGuard<'_> {
-    fn drop(&mut self) {
-        if self.0.callers.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.is_closed() {
-            self.0.no_call.notify_waiters();
-        }
-    }
 }
 
 impl Core {
@@ -192,17 +164,12 @@ impl Core {
             settings,
             schedule: Schedule::default(),
             describer,
-            is_closed: AtomicBool::new(false),
-            closed: CancellationToken::new(),
-            stop: CancellationToken::new(),
-            stopped: CancellationToken::new(),
+            life: Lifecycle::new(),
             reconnected: Notify::new(),
             verify: Notify::new(),
             on_caller,
             vacated: Notify::new(),
-            panicked: AtomicBool::new(false),
             sweeps: AtomicU32::new(0),
-            closing_until: OnceLock::new(),
             board: Arc::default(),
             counters: Counters::default(),
             served: Served::default(),
@@ -215,8 +182,6 @@ impl Core {
             running: AtomicBool::new(false),
             tick: Mutex::default(),
             runtime: Mutex::default(),
-            callers: AtomicUsize::new(0),
-            no_call: Notify::new(),
         })
     }
 
@@ -292,25 +257,6 @@ impl Core {
         let _ = self.calls.send(calls);
     }
 
-    /// Begins a call. Drop the guard after everything else that the call owns.
-    pub(crate) fn begin_call(&self) -> CallGuard<'_> {
-        self.callers.fetch_add(1, Ordering::SeqCst);
-        CallGuard(self)
-    }
-
-    /// Waits until no call is in progress. Call it after [`set_closed`](Self::set_closed): only then does the
-    /// last guard notify.
-    pub(crate) async fn until_no_call(&self) {
-        loop {
-            let mut none = std::pin::pin!(self.no_call.notified());
-            none.as_mut().enable();
-            if self.callers.load(Ordering::SeqCst) == 0 {
-                return;
-            }
-            none.await;
-        }
-    }
-
     /// Locks the work queues, which are `None` while a task owns them.
     pub(in crate::engine) fn work_queues(&self) -> MutexGuard<'_, Option<WorkQueues>> {
         self.queues.lock()
@@ -318,60 +264,13 @@ impl Core {
 
     /// Lets no lock be acquired any more, and ends all calls that wait for one.
     pub(crate) fn set_closed(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
-        self.closed.cancel();
+        self.life.enter(Stage::Closed);
         self.queue.wake_all();
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::SeqCst)
-    }
-
-    /// Ends `work` with an error when the manager is closed. A waiter in the queue needs none of this, because it is
-    /// woken.
-    pub(crate) async fn unless_closed<T>(
-        &self,
-        work: Pin<&mut impl Future<Output = Result<T>>>,
-    ) -> Result<T> {
-        tokio::select! {
-            biased;
-            result = work => result,
-            () = self.closed.cancelled() => Err(self.closed_error()),
-        }
-    }
-
-    /// Pauses for this time, or until the manager is closed.
-    pub(crate) async fn pause(&self, time: Duration) {
-        tokio::select! {
-            biased;
-            () = self.until_closed() => {}
-            () = sleep(time) => {}
-        }
-    }
-
-    /// Waits until no lock can be acquired any more.
-    pub(crate) async fn until_closed(&self) {
-        self.closed.cancelled().await;
-    }
-
-    pub(crate) fn check_open(&self) -> Result<()> {
-        if self.is_closed() { Err(self.closed_error()) } else { Ok(()) }
-    }
-
-    /// Returns the error of calls that come after the end of the engine.
-    pub(crate) fn closed_error(&self) -> Error {
-        if self.panicked.load(Ordering::Acquire) {
-            return Error::new(
-                ErrorKind::Closed,
-                "the watchdog has panicked and closed this manager; make a new one to lock again",
-            );
-        }
-        Error::closed()
-    }
-
     /// Closes the engine after a panic in a part of it: no lock can be acquired any more.
-    pub(in crate::engine) fn panicked(&self) {
-        self.panicked.store(true, Ordering::Release);
+    pub(in crate::engine) fn set_panicked(&self) {
+        self.life.set_panicked();
         self.set_closed();
     }
 

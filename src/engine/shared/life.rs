@@ -92,7 +92,7 @@ impl Hold {
     fn end_if_closed(self: &Arc<Self>, core: &Arc<Core>) {
         // Race with `close`: it sets `is_closed` first and then scans the queue, so either it finds
         // this hold or this line sees that.
-        if core.is_closed() {
+        if core.life.is_closed() {
             self.lose(core, Loss::Closed);
         }
     }

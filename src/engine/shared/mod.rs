@@ -8,6 +8,7 @@ pub(super) mod description;
 pub(super) mod hold;
 pub(super) mod job;
 pub(super) mod life;
+pub(super) mod lifecycle;
 pub(super) mod options;
 pub(super) mod queue;
 pub(super) mod report;

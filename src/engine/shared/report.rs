@@ -97,8 +97,8 @@ impl Core {
             losses_1m: self.counters.recent_losses(now),
             watchdog_lag: self.schedule.overdue(now),
             ttl: self.timing.ttl,
-            closed: self.is_closed(),
-            panicked: self.panicked.load(Ordering::Acquire),
+            closed: self.life.is_closed(),
+            panicked: self.life.has_panicked(),
             leading: self.leading(),
         }
     }

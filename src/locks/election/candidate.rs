@@ -130,7 +130,7 @@ impl Candidate {
                 me.begin();
                 return Ok(me);
             }
-            core.check_open()?;
+            core.life.check()?;
         }
     }
 
@@ -209,7 +209,7 @@ impl Candidate {
             tokio::select! {
                 biased;
                 () = until.cancelled() => return Ok(()),
-                () = self.engine.core.pause(self.pause(failures)) => {}
+                () = self.engine.core.life.pause(self.pause(failures)) => {}
             }
         }
     }

@@ -10,7 +10,7 @@
 //! 3. **Hints are hints.** It reads at each of them, and by the clock.
 
 use crate::clock::Instant as Clocked;
-use crate::engine::{AFTER_EXPIRY, Core, Engine};
+use crate::engine::{AFTER_EXPIRY, Core, Engine, Stage};
 use crate::error::Result;
 use crate::store::{HolderInfo, Mode, Name, Owner, Wakeups};
 use crate::util::sync::Mutex;
@@ -197,7 +197,9 @@ impl Shared {
     fn ensure_task(&self) {
         let Ok(name) = &self.name else { return };
         let mut task = self.task.lock();
-        if task.as_ref().is_some_and(|task| !task.is_finished()) || self.engine.core.is_closed() {
+        if task.as_ref().is_some_and(|task| !task.is_finished())
+            || self.engine.core.life.is_closed()
+        {
             return;
         }
         let observer = Observer {
@@ -224,7 +226,7 @@ impl Shared {
         loop {
             sleep(Duration::from_secs(1)).await;
             let finished = self.task.lock().as_ref().is_some_and(JoinHandle::is_finished);
-            if finished && !self.engine.core.is_closed() {
+            if finished && !self.engine.core.life.is_closed() {
                 return;
             }
         }
@@ -249,7 +251,7 @@ impl Observer {
         let name = self.name.clone();
         let (mut hints, mut subscribes, mut settles, mut failures) = (None, true, false, 0_u32);
         let mut subscribing = None;
-        while !core.is_closed() {
+        while !core.life.is_closed() {
             if subscribes && hints.is_none() && subscribing.is_none() {
                 subscribing = Some(Box::pin(core.watch(&name)));
             }
@@ -270,7 +272,7 @@ impl Observer {
             loop {
                 let subscribed = tokio::select! {
                     biased;
-                    () = core.until_closed() => break,
+                    () = core.life.until(Stage::Closed) => break,
                     () = hint(&mut hints) => break,
                     () = &mut pause => break,
                     subscribed = one(&mut subscribing) => subscribed,

@@ -9,7 +9,7 @@
 //! 1. **[`Occupants::may_ask`] alone decides which waiter asks next.** The end of an occupant admits the waiters that it
 //!    blocked, in the order of their tickets.
 //! 2. **A waiter keeps its place until it has a hold.** While it gives no pulse, it is out of the queue; at its next pulse it
-//!    is back at its place.
+//!    is back at its place, before turns behind it that are not taken up.
 //! 3. **No waiter waits for a call that is not polled.** Each turn has the time of its next step. After that, the pulse of any
 //!    waiter reclaims it, and passes over the waiters that have given no pulse lately. If none has, none is passed over.
 //! 4. **A late grant counts.** A call whose turn was reclaimed keeps the grant of its request, unless another hold excludes
@@ -168,14 +168,6 @@ impl<H> Default for Contention<H> {
 }
 
 impl<H> Contention<H> {
-    /// Takes a turn in this mode that was offered to a waiter behind this ticket, and not taken up yet: a waiter that comes
-    /// back is at its place again.
-    fn take_turn_behind(&mut self, ticket: u64, mode: Mode) -> Option<Offer<H>> {
-        let behind = self.offers.first_turn_behind(ticket)?;
-        let is_alike = self.waiters.get(behind).is_some_and(|waiter| waiter.demand.mode == mode);
-        if is_alike { self.offers.take(behind) } else { None }
-    }
-
     /// Returns whether a chain of hand-offs may go on with this waiter, as far as others are concerned that the store serves.
     fn may_continue(&self, ticket: u64, chain: &Chain) -> bool {
         let is_late = !chain.is_young && self.served_at.is_some_and(|last| ticket > last);
@@ -359,9 +351,14 @@ impl<H: Clone + PartialEq> NameState<H> {
         if offer.is_none() {
             let new = || Waiter { demand, pulse: now, listens: false };
             let waiter = contention.waiters.get_or_insert_with(ticket, new);
-            (waiter.pulse, waiter.listens) = (now, false);
-            offer = contention.take_turn_behind(ticket, demand.mode);
-            if offer.is_none() && self.occupants.can_all_share(demand.mode) {
+            waiter.pulse = now;
+            waiter.listens = false;
+            // A waiter that comes back is at its place again: turns behind it that are not taken up are offered once more.
+            let behind = contention.offers.take_turns_behind(ticket);
+            for number in &behind {
+                self.occupants.take(*number);
+            }
+            if !behind.is_empty() || self.occupants.can_all_share(demand.mode) {
                 self.advance(step);
                 offer = self.contention.get_or_insert_default().offers.take(ticket);
             }
@@ -876,6 +873,7 @@ mod tests {
     //! | the name is forced open between a request and its grant | `grant_is_refused_after_a_forced_release` |
     //! | it is forced open, or taken elsewhere, between grant and hold | `hold_is_doubted_after_a_forced_release` |
     //! | a waiter comes back before a turn that was offered behind it | `waiter_that_comes_back_is_before_a_turn_not_taken_up` |
+    //! | the same, where the turn is of another mode | `waiter_whose_hold_is_taken_back_is_before_a_turn_of_another_mode` |
     //! | no waiter is polled | `name_is_free_when_no_waiter_is_polled`, `waiters_are_not_overtaken_after_a_stall` |
     //! | a hundred waiters that are not polled are before one that is | `waiters_that_are_not_polled_are_passed_over_at_once` |
     //! | a hold is handed off to a call that asks for permits | `permit_is_handed_off_to_the_call_that_asks`; `engine::permit_handoff` |
@@ -1156,6 +1154,27 @@ mod tests {
         let turn = rig.turn_of(third);
         rig.leave(turn);
         rig.turn_of(fourth);
+    }
+
+    #[test]
+    fn waiter_whose_hold_is_taken_back_is_before_a_turn_of_another_mode() {
+        let mut rig = Rig::default();
+        let first = rig.try_enter(PERMIT).expect("a turn");
+        let [second] = rig.waiters(PERMIT);
+        let [third] = rig.waiters(TWO_PERMITS);
+        assert_eq!(rig.keep_in(first, PERMIT, false), Kept::Yes);
+        rig.install(first, PERMIT, "a");
+        assert!(rig.hand_off(first, &CHAIN, "b"));
+        assert_eq!(rig.effects(), [Woken(second), Dropped("a"), Woken(third)]);
+        rig.run(|state, step| state.miss(&"b", step.effects));
+        assert_eq!(rig.effects(), [Returned("b")]);
+        let Some(Admitted::Turn(turn, None)) = rig.pulse_in(second, PERMIT) else {
+            panic!("the third has its turn")
+        };
+        assert_eq!(rig.pulse_in(third, TWO_PERMITS), None);
+        rig.leave(turn);
+        let admitted = rig.pulse_in(third, TWO_PERMITS);
+        assert!(matches!(admitted, Some(Admitted::Turn(..))), "{admitted:?}");
     }
 
     #[test]

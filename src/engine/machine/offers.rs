@@ -67,10 +67,17 @@ impl<H> Offers<H> {
         taken.collect()
     }
 
-    /// Returns the first ticket after this one with an offered turn.
-    pub(super) fn first_turn_behind(&self, ticket: u64) -> Option<u64> {
-        let mut turns = self.0.iter().filter(|(_, offer)| matches!(offer, Offer::Turn(_)));
-        turns.find(|(other, _)| *other > ticket).map(|(other, _)| *other)
+    /// Removes the turns that are offered to waiters behind this ticket. Returns their numbers.
+    pub(super) fn take_turns_behind(&mut self, ticket: u64) -> Vec<u64> {
+        let mut turns = Vec::new();
+        self.0.retain(|(other, offer)| match offer {
+            Offer::Turn(number) if *other > ticket => {
+                turns.push(*number);
+                false
+            }
+            _ => true,
+        });
+        turns
     }
 
     /// Returns the last ticket whose offer matches.

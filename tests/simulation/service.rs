@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::{sleep, timeout};
 
-const ELECTION: &str = "e0";
+pub const ELECTION: &str = "e0";
 const JOB: &str = "j0";
 
 /// What a body that the library runs may have of its flow.

@@ -79,6 +79,9 @@ impl Candidate {
     ///
     /// It may be called again. While the candidate leads, that call waits until the leadership has ended.
     ///
+    /// The value is written before it returns. If the store does not answer that, the value follows later, and the
+    /// leadership may begin with less than half of its TTL left, or at risk.
+    ///
     /// # Errors
     ///
     /// As [`Lock::lock`](crate::Lock::lock), and [`Unsupported`](ErrorKind::Unsupported) if the store keeps no value

@@ -946,11 +946,11 @@ mod tests {
             let mut step = Step { times, numbers: &mut self.numbers, effects: &mut effects };
             let result = run(&mut self.state, &mut step);
             let Effects { dropped, returned, handed_off, woken, forgotten } = effects;
-            self.effects.extend(dropped.into_iter().map(Dropped));
-            self.effects.extend(returned.into_iter().map(Returned));
+            dropped.each(|hold| self.effects.push(Dropped(hold)));
+            returned.each(|hold| self.effects.push(Returned(hold)));
             self.effects.extend(handed_off.map(|handed| HandedOff(handed.to, handed.hold)));
-            self.effects.extend(woken.into_iter().map(Woken));
-            self.effects.extend(forgotten.into_iter().map(Forgotten));
+            woken.each(|number| self.effects.push(Woken(number)));
+            forgotten.each(|number| self.effects.push(Forgotten(number)));
             result
         }
 

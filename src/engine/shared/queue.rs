@@ -194,9 +194,9 @@ impl QueueState {
             }
         }
         let mut woken = Few::default();
-        woken.extend(numbers.into_iter().filter_map(|number| self.wakers.take(number)));
+        numbers.each(|number| woken.extend(self.wakers.take(number)));
         let mut forgotten = Few::default();
-        forgotten.extend(last.into_iter().filter_map(|number| self.subscriptions.remove(number)));
+        last.each(|number| forgotten.extend(self.subscriptions.remove(number)));
         Deferred { dropped, returned, delivery, woken, forgotten }
     }
 }
@@ -239,16 +239,14 @@ impl Queue {
     fn perform(&self, effects: Deferred) {
         let Deferred { dropped, returned, delivery, woken, forgotten } = effects;
         drop((dropped, forgotten));
-        for hold in returned {
-            drop(self.on_its_way(hold));
-        }
+        returned.each(|hold| drop(self.on_its_way(hold)));
         if let Some(Delivery { to, hold }) = delivery {
             let offered = self.on_its_way(hold);
             if let Some(waker) = to.waker {
                 wake(waker, Some(offered));
             }
         }
-        woken.into_iter().for_each(|waker| wake(waker, None));
+        woken.each(|waker| wake(waker, None));
     }
 
     fn on_its_way(&self, hold: Arc<Hold>) -> HandedOff {
@@ -463,7 +461,7 @@ impl Queue {
         for state in names.values_mut() {
             let mut effects = Effects::default();
             state.wake_all(&mut effects);
-            woken.extend(effects.woken.into_iter().filter_map(|number| wakers.take(number)));
+            effects.woken.each(|number| woken.extend(wakers.take(number)));
         }
         drop(queue);
         woken.into_iter().for_each(|waker| wake(waker, None));

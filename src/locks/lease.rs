@@ -116,8 +116,9 @@ impl Lease {
     pub(crate) fn in_advance(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
         let share = claim.share();
         let hold = claim.into_hold();
-        let (ahead, over) = (hold.begin_ahead(), false);
-        Self { engine: Arc::clone(engine), hold, token: OnceLock::new(), share, over, ahead }
+        let ahead = hold.begin_ahead();
+        let engine = Arc::clone(engine);
+        Self { engine, hold, token: OnceLock::new(), share, over: false, ahead }
     }
 
     /// Begins `min_hold`, and the limits that have not begun with the grant: the caller gets the lease.
@@ -687,8 +688,14 @@ impl Lease {
     /// Returns the lease of the hold that has replaced this one, which is over. Its token fires.
     pub(crate) fn replaced(mut self, hold: Arc<Hold>) -> Self {
         self.end();
-        let (engine, token) = (Arc::clone(&self.engine), OnceLock::new());
-        Self { engine, hold, token, share: Share::FIRST, over: false, ahead: false }
+        Self {
+            engine: Arc::clone(&self.engine),
+            hold,
+            token: OnceLock::new(),
+            share: Share::FIRST,
+            over: false,
+            ahead: false,
+        }
     }
 
     /// Returns whether the loss fires a token.

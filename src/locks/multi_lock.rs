@@ -310,7 +310,8 @@ impl MultiLock {
         limit: WaitLimit,
     ) -> Result<Option<MultiLease>> {
         runtime::need_at(Some(caller));
-        let (engine, heartbeat) = (Arc::clone(&self.engine), Arc::clone(&self.heartbeat));
+        let engine = Arc::clone(&self.engine);
+        let heartbeat = Arc::clone(&self.heartbeat);
         let call = pin!(self.take_all(caller, limit));
         let core = &engine.core;
         let lease = heartbeat.during(core.clock(), core.timing.ttl, call).await?;
@@ -323,9 +324,11 @@ impl MultiLock {
         caller: &'static Location<'static>,
         limit: WaitLimit,
     ) -> Result<Option<MultiLease>> {
-        let (engine, options) = (Arc::clone(&self.engine), self.options.clone());
+        let engine = Arc::clone(&self.engine);
+        let options = self.options.clone();
         let wanted = Wanted::from(Mode::Exclusive).with(&options).at(caller);
-        let (core, start) = (&engine.core, engine.core.now());
+        let core = &engine.core;
+        let start = core.now();
         let passed = || core.now().saturating_duration_since(start);
         let left = || match limit {
             WaitLimit::For(limit) => WaitLimit::For(limit.saturating_sub(passed())),
@@ -419,7 +422,9 @@ impl MultiLock {
         let next = |ended: &[Option<Answer>]| set.next(&engine.core, ended, has_name);
         let answers = all_but(calls.collect(), next);
         let mut leases = Vec::from_iter(there);
-        let (mut refused, mut unanswered, mut failed) = (None, None, None);
+        let mut refused = None;
+        let mut unanswered = None;
+        let mut failed = None;
         for (at, answer) in answers.await.into_iter().flatten() {
             match answer {
                 Ok(Some(lease)) => leases.push((at, lease)),

@@ -82,8 +82,13 @@ pub enum Once<T, E> {
 
 impl Job {
     pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
-        let (keep, wait) = (DEFAULT_KEEP, Duration::ZERO);
-        Self { engine, name: Name::new(name), keep, wait, options: Options::default() }
+        Self {
+            engine,
+            name: Name::new(name),
+            keep: DEFAULT_KEEP,
+            wait: Duration::ZERO,
+            options: Options::default(),
+        }
     }
 
     /// Sets the time for which a success closes the key: 1 ms to 365 days, 24 hours by default.

@@ -133,8 +133,8 @@ pub enum Upgraded {
 
 impl RwLock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
-        let (current, options) = (Arc::default(), Options::default());
-        Self { engine, name: Name::new(name), current, options }
+        let name = Name::new(name);
+        Self { engine, name, current: Arc::default(), options: Options::default() }
     }
 
     /// Returns the name; empty if the one that was given is invalid.

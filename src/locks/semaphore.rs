@@ -116,8 +116,8 @@ impl Usage {
 
 impl Semaphore {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, size: u32) -> Self {
-        let (size, options) = (Arc::new(AtomicU32::new(size)), Options::default());
-        Self { engine, name: Name::new(name), size, options }
+        let size = Arc::new(AtomicU32::new(size));
+        Self { engine, name: Name::new(name), size, options: Options::default() }
     }
 
     /// Returns the name; empty if the one that was given is invalid.
@@ -352,8 +352,8 @@ impl Semaphore {
         let held: u64 = inspection.holders.iter().map(|holder| holder.hold_count).sum();
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         let size = inspection.size.unwrap_or(own);
-        let (holders, waiting) = (inspection.holders.len(), inspection.waiting);
-        Ok(Usage { size, held, holders, waiting })
+        let holders = inspection.holders.len();
+        Ok(Usage { size, held, holders, waiting: inspection.waiting })
     }
 
     async fn permits(

@@ -77,8 +77,8 @@ pub struct Slot {
 impl Slots {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, size: u32) -> Self {
         let start = draw(&engine, size);
-        let (name, options) = (checked(name, size), Options::default());
-        Self { engine, name, size, start, options }
+        let name = checked(name, size);
+        Self { engine, name, size, start, options: Options::default() }
     }
 
     /// Returns the number of slots.
@@ -288,7 +288,8 @@ impl Slots {
     /// Returns the indexes in the order in which they are tried: one, 2 ln n at random, and all others. If half of the
     /// slots are free, the random ones find one with a probability above 1 - 1/n.
     fn order(&self) -> impl Iterator<Item = u32> + Send + use<> {
-        let (size, start) = (self.size, self.start);
+        let size = self.size;
+        let start = self.start;
         let guesses = (2.0 * f64::from(size).ln()).ceil() as usize;
         let mut tried = vec![start];
         for _ in 0..guesses {

@@ -41,8 +41,8 @@ impl Classes {
             }
             _ => {}
         }
-        let (leases, waiters) = (class.leases[mode.index()], class.waiters);
-        event.census = Census { leases, leases_before, waiters };
+        let leases = class.leases[mode.index()];
+        event.census = Census { leases, leases_before, waiters: class.waiters };
     }
 
     fn of(&mut self, class: &'static str) -> &mut Class {

@@ -129,15 +129,17 @@ impl Metrics {
     }
 
     fn batch(&self, outcome: usize) -> &Histogram {
-        let (name, op) = ("leasehold.store.batch", OPERATIONS[RENEW]);
-        self.batches[outcome]
-            .get_or_init(|| histogram!(name, "op" => op, "outcome" => ANSWERS[outcome]))
+        self.batches[outcome].get_or_init(|| {
+            let op = OPERATIONS[RENEW];
+            histogram!("leasehold.store.batch", "op" => op, "outcome" => ANSWERS[outcome])
+        })
     }
 }
 
 impl Class {
     fn acquire(&self, mode: Mode, outcome: usize) -> &Histogram {
-        let (index, class) = (mode.index(), self.class);
+        let index = mode.index();
+        let class = self.class;
         self.acquires[index][outcome].get_or_init(|| {
             let name = "leasehold.acquire.duration";
             histogram!(name, "class" => class, "mode" => MODES[index], "outcome" => OUTCOMES[outcome])
@@ -145,7 +147,8 @@ impl Class {
     }
 
     fn hold(&self, mode: Mode, end: usize) -> &Histogram {
-        let (index, class) = (mode.index(), self.class);
+        let index = mode.index();
+        let class = self.class;
         self.holds[index][end].get_or_init(|| {
             let name = "leasehold.hold.duration";
             histogram!(name, "class" => class, "mode" => MODES[index], "end" => ENDS[end])
@@ -153,7 +156,8 @@ impl Class {
     }
 
     fn leases(&self, mode: Mode) -> &Gauge {
-        let (index, class) = (mode.index(), self.class);
+        let index = mode.index();
+        let class = self.class;
         self.leases[index]
             .get_or_init(|| gauge!("leasehold.leases", "class" => class, "mode" => MODES[index]))
     }

@@ -142,10 +142,16 @@ impl Board {
         }
         queues.last_id += 1;
         let id = queues.last_id;
-        let events = VecDeque::new();
-        let (awaited, measures) = (awaited.is_some(), awaited == Some(true));
-        let queue = Queue { id, capacity, events, dropped: 0, awaited, measures, waker: None };
-        queues.all.push(queue);
+        let measures = awaited == Some(true);
+        queues.all.push(Queue {
+            id,
+            capacity,
+            events: VecDeque::new(),
+            dropped: 0,
+            awaited: awaited.is_some(),
+            measures,
+            waker: None,
+        });
         self.measured.fetch_or(measures, Ordering::Relaxed);
         self.observed.store(true, Ordering::Relaxed);
         Some(id)

@@ -221,7 +221,8 @@ impl<S: Store + ?Sized> FaultyStore<S> {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let (inner, sent) = (Arc::clone(&self.inner), self.clock().now());
+        let inner = Arc::clone(&self.inner);
+        let sent = self.clock().now();
         match fault {
             None => Box::pin(run(inner)),
             Some(Fault::Fail(error)) => Box::pin(async move { Err(error) }),
@@ -234,7 +235,8 @@ impl<S: Store + ?Sized> FaultyStore<S> {
                 })
             }
             Some(Fault::HoldReply) => {
-                let (healed, reply) = (self.faults.healed(), run(inner));
+                let healed = self.faults.healed();
+                let reply = run(inner);
                 Box::pin(async move {
                     let reply = reply.await;
                     healed.await;

@@ -207,8 +207,13 @@ impl<K, B> Clone for LeaseLayer<K, B> {
     fn clone(&self) -> Self {
         let Answers { busy, lost, error } = &self.answers;
         let answers = Answers { busy: busy.clone(), lost: lost.clone(), error: error.clone() };
-        let (leases, key) = (self.leases.clone(), Arc::clone(&self.key));
-        Self { leases, key, wait: self.wait, until_body_ends: self.until_body_ends, answers }
+        Self {
+            leases: self.leases.clone(),
+            key: Arc::clone(&self.key),
+            wait: self.wait,
+            until_body_ends: self.until_body_ends,
+            answers,
+        }
     }
 }
 

@@ -53,10 +53,18 @@ enum End {
 impl Candidate {
     pub(super) fn new(engine: Arc<Engine>, name: Result<Name>, value: String) -> Self {
         let name = name.and_then(|name| check_value(&value).map(|()| name));
-        let (heartbeat, graceful, until) = Default::default();
+        let heartbeat = Arc::default();
         let mut options = Options::default();
         options.set_heartbeat(&heartbeat);
-        Self { engine, name, value, options, heartbeat, graceful, until }
+        Self {
+            engine,
+            name,
+            value,
+            options,
+            heartbeat,
+            graceful: Duration::ZERO,
+            until: CancellationToken::new(),
+        }
     }
 
     /// Sets how long the work may go on after [`until`](Self::until) has fired; zero by default.
@@ -185,7 +193,8 @@ impl Candidate {
     where
         F: AsyncFnMut(&Leadership) -> ControlFlow<()>,
     {
-        let (until, graceful) = (self.until.clone(), self.graceful);
+        let until = self.until.clone();
+        let graceful = self.graceful;
         let mut failures = 0;
         loop {
             let campaign = tokio::select! {
@@ -196,7 +205,7 @@ impl Candidate {
             match campaign {
                 Ok(me) => {
                     failures = 0;
-                    let end = term(&me, body(&me), (&until, graceful)).await;
+                    let end = term(&me, body(&me), &until, graceful).await;
                     let released = me.resign().await;
                     self.note(released.err());
                     if !matches!(end, End::StandAgain) {
@@ -240,7 +249,8 @@ impl Candidate {
 async fn term(
     me: &Leadership,
     body: impl Future<Output = ControlFlow<()>>,
-    (until, graceful): (&CancellationToken, Duration),
+    until: &CancellationToken,
+    graceful: Duration,
 ) -> End {
     let mut work = pin!(me.run(body));
     let ended = tokio::select! {

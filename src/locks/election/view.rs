@@ -62,8 +62,13 @@ impl Leader {
         let Some(info) = info.filter(|info| info.closed.is_none()) else { return Self::default() };
         let leader = Self { holder: Some(info.holder), ..Self::default() };
         let Some(metadata) = info.metadata else { return leader };
-        let (term, value) = (metadata.fence, metadata.value);
-        Self { term, value, owner: Some(metadata.owner), since: metadata.since, ..leader }
+        Self {
+            term: metadata.fence,
+            value: metadata.value,
+            owner: Some(metadata.owner),
+            since: metadata.since,
+            ..leader
+        }
     }
 
     /// Returns whether it shows the same to an observer.
@@ -112,11 +117,16 @@ impl View {
         crate::util::runtime::need();
         let unknown = Leader { stale_since: Some(Instant::now()), ..Leader::default() };
         let (leader, seen) = watch::channel(unknown);
-        let (leader, stop) = (Arc::new(leader), CancellationToken::new());
-        let (engine, name) = (Arc::clone(engine), name.clone());
-        let (stops, task) = (stop.clone().drop_guard(), Mutex::default());
-        let newest = Arc::default();
-        let shared = Shared { engine, name, leader, newest, stop, _stops: stops, task };
+        let stop = CancellationToken::new();
+        let shared = Shared {
+            engine: Arc::clone(engine),
+            name: name.clone(),
+            leader: Arc::new(leader),
+            newest: Arc::default(),
+            _stops: stop.clone().drop_guard(),
+            stop,
+            task: Mutex::default(),
+        };
         shared.ensure_task();
         Self::of(&Arc::new(shared), seen)
     }
@@ -180,7 +190,8 @@ impl Stream for View {
             (runtime, ReusableBoxFuture::new(changed))
         });
         let (leader, seen) = ready!(next.poll(cx));
-        (view.seen, view.next) = (seen, None);
+        view.seen = seen;
+        view.next = None;
         Poll::Ready(Some(leader))
     }
 }
@@ -249,7 +260,10 @@ impl Observer {
         let core = &engine.core;
         let longest = core.settings.poll_bound.max(core.timing.ttl / 3);
         let name = self.name.clone();
-        let (mut hints, mut subscribes, mut settles, mut failures) = (None, true, false, 0_u32);
+        let mut hints = None;
+        let mut subscribes = true;
+        let mut settles = false;
+        let mut failures = 0_u32;
         let mut subscribing = None;
         while !core.life.is_closed() {
             if subscribes && hints.is_none() && subscribing.is_none() {
@@ -280,7 +294,8 @@ impl Observer {
                 subscribing = None;
                 match subscribed {
                     Ok(Some(wakeups)) => {
-                        (hints, settles) = (Some(wakeups), true);
+                        hints = Some(wakeups);
+                        settles = true;
                         break;
                     }
                     Ok(None) => subscribes = false,
@@ -314,14 +329,14 @@ impl Observer {
         let mut next = Leader::of(info);
         match next.term {
             Some(term) if self.newest.fetch_max(term, Ordering::Relaxed) > term => {
-                let (now, ttl) = (core.now(), core.timing.ttl);
+                let now = core.now();
                 let since = *self.older_since.get_or_insert(now);
-                if now.saturating_duration_since(since) <= ttl {
+                if now.saturating_duration_since(since) <= core.timing.ttl {
                     // By a server that is behind.
                     return self.lost_contact();
                 }
-                let (name, newest) =
-                    (self.name.as_str(), self.newest.swap(term, Ordering::Relaxed));
+                let name = self.name.as_str();
+                let newest = self.newest.swap(term, Ordering::Relaxed);
                 tracing::warn!(name, term, newest, "terms went back: the store has lost its data");
                 self.older_since = None;
             }

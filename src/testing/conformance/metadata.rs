@@ -160,7 +160,8 @@ pub async fn metadata_of_a_shared_name_is_refused(harness: &dyn Harness) {
 /// See [`Store::describe`](crate::store::Store::describe). A store without it passes, because it refuses it.
 pub async fn description_of_a_manager_is_kept_until_it_is_deleted(harness: &dyn Harness) {
     let store = harness.store().await;
-    let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
+    let one = Uuid::new_v4();
+    let other = Uuid::new_v4();
     let describe = |manager, owner: Option<Owner>| {
         let request = Describe::new(manager, owner, LONG, PATIENCE);
         let store = &store;

@@ -20,11 +20,9 @@ async fn party<'a>(harness: &'a dyn Harness, name: &Name, take: u32) -> Party<'a
 /// Clauses 1, 2 and 5, for permits.
 pub async fn permits_are_counted(harness: &dyn Harness) {
     let name = unique("permits");
-    let (one, three, two) = (
-        party(harness, &name, 1).await,
-        party(harness, &name, 3).await,
-        party(harness, &name, 2).await,
-    );
+    let one = party(harness, &name, 1).await;
+    let three = party(harness, &name, 3).await;
+    let two = party(harness, &name, 2).await;
     if !one.supported() {
         return;
     }
@@ -62,7 +60,8 @@ pub async fn permits_are_counted(harness: &dyn Harness) {
 /// A bundle is granted whole, and renewed whole.
 pub async fn bundle_of_permits_is_all_or_none(harness: &dyn Harness) {
     let name = unique("bundle");
-    let (two, bundle) = (party(harness, &name, 2).await, party(harness, &name, 3).await);
+    let two = party(harness, &name, 2).await;
+    let bundle = party(harness, &name, 3).await;
     if !two.supported() {
         return;
     }
@@ -85,8 +84,8 @@ pub async fn bundle_of_permits_is_all_or_none(harness: &dyn Harness) {
 /// Clauses 3 and 7, for permits.
 pub async fn permits_expire_and_come_back(harness: &dyn Harness) {
     let name = unique("permits-expiry");
-    let (gone, mut stays) =
-        (party(harness, &name, 3).await.short(), party(harness, &name, 1).await.short());
+    let gone = party(harness, &name, 3).await.short();
+    let mut stays = party(harness, &name, 1).await.short();
     let next = party(harness, &name, 2).await;
     if !gone.supported() {
         return;
@@ -106,7 +105,8 @@ pub async fn permits_expire_and_come_back(harness: &dyn Harness) {
 /// Each release of permits wakes a waiter, which may need no more.
 pub async fn release_of_permits_wakes_a_waiter(harness: &dyn Harness) {
     let name = unique("permits-wake");
-    let (one, three) = (party(harness, &name, 1).await, party(harness, &name, 3).await);
+    let one = party(harness, &name, 1).await;
+    let three = party(harness, &name, 3).await;
     if !one.supported() || !one.store.capabilities().wakeups {
         return;
     }
@@ -123,7 +123,8 @@ pub async fn release_of_permits_wakes_a_waiter(harness: &dyn Harness) {
 /// See [`Inspection::waiting`](crate::store::Inspection::waiting). A store may not know how many wait.
 pub async fn waiters_for_permits_are_counted(harness: &dyn Harness) {
     let name = unique("permits-waiting");
-    let (all, waiter) = (party(harness, &name, 4).await, party(harness, &name, 1).await);
+    let all = party(harness, &name, 4).await;
+    let waiter = party(harness, &name, 1).await;
     if !all.supported() || !all.store.capabilities().wakeups {
         return;
     }
@@ -177,7 +178,8 @@ fn invalid(verdict: Result<Acquired>) {
 /// Permits that a resize adds are granted at once.
 pub async fn resize_that_grows_wakes_waiters(harness: &dyn Harness) {
     let name = unique("resize-wake");
-    let (all, waiter) = (party(harness, &name, 4).await, party(harness, &name, 2).await);
+    let all = party(harness, &name, 4).await;
+    let waiter = party(harness, &name, 2).await;
     if !can_resize(&all).await {
         return;
     }
@@ -204,7 +206,8 @@ pub async fn resize_that_grows_wakes_waiters(harness: &dyn Harness) {
 /// Permits that are out stay out, and count.
 pub async fn resize_below_what_is_out_takes_nothing_away(harness: &dyn Harness) {
     let name = unique("resize-shrink");
-    let (one, three) = (party(harness, &name, 1).await, party(harness, &name, 3).await);
+    let one = party(harness, &name, 1).await;
+    let three = party(harness, &name, 3).await;
     if !can_resize(&one).await {
         return;
     }

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 /// Clause 1, for the modes that share a name.
 pub async fn readers_share_a_name_and_exclude_a_writer(harness: &dyn Harness) {
     let name = unique("rw");
-    let (one, two) =
-        (Party::of(harness, &name, Mode::Read).await, Party::of(harness, &name, Mode::Read).await);
+    let one = Party::of(harness, &name, Mode::Read).await;
+    let two = Party::of(harness, &name, Mode::Read).await;
     let writer = Party::of(harness, &name, Mode::Write).await;
     if !one.supported() || !writer.supported() {
         return;
@@ -197,8 +197,8 @@ pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
     if !reads.supported() || !reads.store.capabilities().time_left {
         return;
     }
-    let (writer, late) =
-        (Party::of(harness, &name, Mode::Write).await, Party::of(harness, &name, Mode::Read).await);
+    let writer = Party::of(harness, &name, Mode::Write).await;
+    let late = Party::of(harness, &name, Mode::Read).await;
     granted(reads.acquire().await);
     held(asks(&writer, 500, LONG).await);
     // A reader that came later waits, one that came earlier does not.
@@ -234,8 +234,8 @@ pub async fn place_lapses_with_its_own_waiter(harness: &dyn Harness) {
     if !holder.supported() || !keeps_places(&holder) {
         return;
     }
-    let (gone, reads) =
-        (Party::of(harness, &name, Mode::Read).await, Party::of(harness, &name, Mode::Read).await);
+    let gone = Party::of(harness, &name, Mode::Read).await;
+    let reads = Party::of(harness, &name, Mode::Read).await;
     let writes = Party::of(harness, &name, Mode::Write).await;
     granted(holder.acquire().await);
     held(asks(&gone, 900, harness.ttl()).await);
@@ -257,8 +257,8 @@ pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
     for first in [Mode::Read, Mode::Write] {
         let second = if first == Mode::Read { Mode::Write } else { Mode::Read };
         let holder = Party::of(harness, &name, Mode::Write).await;
-        let (first, second) =
-            (Party::of(harness, &name, first).await, Party::of(harness, &name, second).await);
+        let first = Party::of(harness, &name, first).await;
+        let second = Party::of(harness, &name, second).await;
         granted(holder.acquire().await);
         held(asks(&first, 200, LONG).await);
         held(asks(&second, 100, LONG).await);
@@ -338,10 +338,8 @@ pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
 /// Clauses 3 and 7, for the modes that share a name.
 pub async fn readers_expire_one_by_one(harness: &dyn Harness) {
     let name = unique("rw-expiry");
-    let (gone, mut stays) = (
-        Party::of(harness, &name, Mode::Read).await.short(),
-        Party::of(harness, &name, Mode::Read).await.short(),
-    );
+    let gone = Party::of(harness, &name, Mode::Read).await.short();
+    let mut stays = Party::of(harness, &name, Mode::Read).await.short();
     let writer = Party::of(harness, &name, Mode::Write).await;
     if !gone.supported() {
         return;

@@ -150,8 +150,8 @@ pub async fn stolen_hold_expires_after_its_time_to_live(harness: &dyn Harness) {
 pub async fn steal_in_another_mode_is_refused(harness: &dyn Harness) {
     for mode in [Mode::Read, Mode::Write, Mode::Permits { size: 2, take: 1 }] {
         let name = unique("steal-mode");
-        let (old, thief) =
-            (Party::of(harness, &name, mode).await, Party::of(harness, &name, mode).await);
+        let old = Party::of(harness, &name, mode).await;
+        let thief = Party::of(harness, &name, mode).await;
         if !old.supported() {
             continue;
         }
@@ -207,7 +207,8 @@ pub async fn wish_leaves_a_note_and_the_hold(harness: &dyn Harness) {
 pub async fn forced_release_with_a_reason_leaves_a_note(harness: &dyn Harness) {
     for mode in [Mode::Exclusive, Mode::Read, Mode::Write] {
         let (holder, other) = Party::two(harness, &unique("force-note")).await;
-        let (holder, other) = (holder.to(mode), other.to(mode));
+        let holder = holder.to(mode);
+        let other = other.to(mode);
         if !holder.supported() {
             continue;
         }

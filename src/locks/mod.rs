@@ -11,4 +11,3 @@ pub(crate) mod once;
 pub(crate) mod rw_lock;
 pub(crate) mod semaphore;
 pub(crate) mod slots;
-mod steal;

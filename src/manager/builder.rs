@@ -1,12 +1,15 @@
 //! The settings of a manager.
 
+use super::{LeaseManager, connect};
 use crate::engine::{Settings, Timing, check_stall_after};
 use crate::error::{Error, Result};
 use crate::observe::{Observer, Observers};
-use crate::store::connect::remote::{Remote, Replicas};
-use crate::store::{Fencing, Owner, Preflight};
 #[cfg(doc)]
-use crate::{ErrorKind, LeaseManager, Loss};
+use crate::store::MemoryStore;
+use crate::store::connect::remote::{Remote, Replicas};
+use crate::store::{Fencing, Owner, Preflight, Store};
+#[cfg(doc)]
+use crate::{ErrorKind, Loss};
 use std::time::Duration;
 
 /// 30 s, as Redisson's watchdog: long enough for a failover, short enough for a crash.
@@ -485,6 +488,46 @@ impl Builder {
     pub fn classify(mut self, classify: fn(&str) -> &'static str) -> Self {
         self.classify = Some(classify);
         self
+    }
+
+    /// Connects to the store at `url`, as [`LeaseManager::connect`] describes.
+    ///
+    /// # Errors
+    ///
+    /// - All errors of [`LeaseManager::connect`].
+    /// - [`Invalid`](ErrorKind::Invalid): a setting is out of range, or two settings contradict each other.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the store does not support a setting, or has no fencing tokens
+    ///   although [`require_fencing`](Builder::require_fencing) or [`fence_retention`](Builder::fence_retention) is
+    ///   set.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, the connections are closed.
+    pub async fn connect(self, url: impl AsRef<str>) -> Result<LeaseManager> {
+        let engine = connect::connect(self, url).await?;
+        Ok(LeaseManager { engine })
+    }
+
+    /// Builds a manager on `store`: a store of your own, a [`Quorum`](crate::store::Quorum), or a [`MemoryStore`] that
+    /// several managers share.
+    ///
+    /// If the store uses tokio's clock, the work runs on the runtime on which the manager is made, or, if it is made
+    /// outside of one, on that of the first call. Otherwise it runs on threads of its own.
+    ///
+    /// # Errors
+    ///
+    /// - [`Invalid`](ErrorKind::Invalid): a setting is out of range, or two settings contradict each other.
+    /// - [`Unsupported`](ErrorKind::Unsupported): a setting is for stores with a URL, such as
+    ///   [`prefix`](Builder::prefix), or `store` has no fencing tokens although
+    ///   [`require_fencing`](Builder::require_fencing) or [`fence_retention`](Builder::fence_retention) is set.
+    /// - [`Unavailable`](ErrorKind::Unavailable): a thread could not be started.
+    pub fn build(self, store: impl Store) -> Result<LeaseManager> {
+        let engine = connect::build(self, store)?;
+        Ok(LeaseManager { engine })
     }
 
     /// Checks that all settings are in range and agree with each other.

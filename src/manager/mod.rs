@@ -1,13 +1,13 @@
-//! The manager, which creates locks. `builder.rs` has its settings, `connect.rs` the ways to make one.
+//! The manager, which creates locks. `builder.rs` has its settings, `connect.rs` the ways to make its engine.
 
 mod builder;
 mod close_error;
 mod connect;
-mod operations;
+mod holding;
 
 pub use builder::Builder;
 pub use close_error::CloseError;
-pub use operations::Holding;
+pub use holding::Holding;
 
 use crate::engine::{Closed, Engine};
 use crate::error::Result;
@@ -18,6 +18,7 @@ use crate::locks::once::Job;
 use crate::locks::rw_lock::RwLock;
 use crate::locks::semaphore::Semaphore;
 use crate::locks::slots::Slots;
+use crate::observe::{Events, Health, Stats};
 use crate::store::{HolderInfo, Name, Owner, Reason, Waiting};
 use std::fmt;
 use std::sync::Arc;
@@ -76,6 +77,79 @@ impl LeaseManager {
     #[cfg(feature = "testing")]
     pub(crate) fn core(&self) -> &Arc<crate::engine::Core> {
         &self.engine.core
+    }
+
+    /// Connects to the store at `url` with the default settings.
+    ///
+    /// | URL | connects to |
+    /// |---|---|
+    /// | `memory:` | a new store in this process, as [`in_memory`](LeaseManager::in_memory) |
+    /// | `redis://user:password@host:6379/0` | one Redis server; `rediss://` with TLS, `redis+unix://` for a socket |
+    /// | `redis-sentinel://..`, `redis-cluster://..` | a fleet of Redis servers |
+    /// | `redis://a,redis://b,redis://c` | a [`Quorum`](crate::store::Quorum) of independent servers |
+    /// | `zookeeper://host:2181,host:2181/path` | ZooKeeper, with the feature `zookeeper` |
+    ///
+    /// [`stores`](crate::guide::stores#urls) has all parts of these URLs. Use the [builder](LeaseManager::builder) for
+    /// settings that do not fit in a URL. [`redis`](crate::guide::redis) lists the permissions that a Redis user needs,
+    /// and what happens in a failover.
+    ///
+    /// Connecting runs a probe on a temporary key, so bad credentials or a command that is not allowed fail here rather
+    /// than at the first lock. A missing permission for keys does not fail here, because the user may be meant for
+    /// other names: check that the prefix fits the permissions.
+    ///
+    /// # Errors
+    ///
+    /// - [`Invalid`](crate::ErrorKind::Invalid): the URL cannot be read.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the URL needs a feature that is off, or the server does not know a
+    ///   command.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers. Also if the server wants TLS and the URL does not, or
+    ///   the reverse; the message says so, but other causes look the same.
+    /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, a permission is missing, or a TLS certificate is not
+    ///   trusted.
+    /// - [`Rejected`](crate::ErrorKind::Rejected): the server refuses writes.
+    /// - [`Unfit`](crate::ErrorKind::Unfit): a setting of the server may cost leases, and
+    ///   [`Preflight::Refuse`](crate::Preflight::Refuse) is set.
+    /// - [`Protocol`](crate::ErrorKind::Protocol): the reply is not that of the expected server.
+    ///
+    /// An error names the host and the port that failed. Nothing else of the URL ever appears in one.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, the connections are closed.
+    ///
+    /// ```
+    /// use leasehold::{ErrorKind, LeaseManager};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// let leases = LeaseManager::connect("memory:").await?;
+    /// let error = LeaseManager::connect("localhost:6379").await.unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Invalid);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self> {
+        Self::builder().connect(url).await
+    }
+
+    /// Creates a manager whose leases are in the memory of this process, for tests, tools and one-process services.
+    ///
+    /// It uses tokio's clock. Its watchdog runs on the runtime on which the manager is made, or, if it is made outside
+    /// of one, on that of the first call. That runtime must keep running; if it shuts down, the work moves to the
+    /// runtime of the next caller (see [`dedicated_thread`](Builder::dedicated_thread)). A runtime that pauses its time
+    /// must not share the manager with another one.
+    #[must_use]
+    pub fn in_memory() -> Self {
+        Self { engine: connect::in_memory() }
+    }
+
+    /// Returns a builder, for settings other than the defaults.
+    pub fn builder() -> Builder {
+        Builder::default()
     }
 
     /// Creates a handle on `name` for one flow of control, without I/O.
@@ -399,6 +473,86 @@ impl LeaseManager {
         consume_budget().await;
         let reason = Reason::new(&core.author(), why.as_ref())?;
         core.revoke(&Name::new(name.as_ref())?, &reason).await
+    }
+
+    /// Returns a stream of what happens to the leases of this manager from now on. It keeps the last `capacity` events that
+    /// were not taken, at least one.
+    ///
+    /// [`Events::dropped`] counts those that were dropped. The stream ends when the manager is closed.
+    ///
+    /// ```
+    /// use leasehold::EventKind;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let mut events = leases.events(1_000);
+    /// let lease = leases.lock("orders:42").lock().await?;
+    /// let event = events.next().await.expect("open");
+    /// assert_eq!(event.name(), Some("orders:42"));
+    /// assert!(matches!(event.kind(), EventKind::Granted { .. }));
+    /// # drop(lease);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn events(&self, capacity: usize) -> Events {
+        Events::new(&self.engine.core.board, capacity)
+    }
+
+    /// Returns what this manager has counted since it was made, without I/O.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.lock("orders:42").lock().await?;
+    /// lease.unlock().await?;
+    /// let stats = leases.stats();
+    /// assert_eq!((stats.granted, stats.released, stats.lost), (1, 1, 0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.engine.core.counters.stats()
+    }
+
+    /// Returns whether this manager and its store work, without I/O.
+    ///
+    /// [`operations`](crate::guide::operations#health-checks) says how to use it in health checks.
+    ///
+    /// ```
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let health = leases.health();
+    /// assert!(health.is_live() && health.is_ready());
+    /// ```
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.engine.core.health()
+    }
+
+    /// Returns what this manager holds now, without I/O: the oldest grant first.
+    ///
+    /// It copies an entry for each hold, so with very many leases call it for people, not in a loop. To ask the store who
+    /// holds a name in any process, use [`inspect`](LeaseManager::inspect).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.lock("orders:42").lock().await?;
+    /// for holding in leases.holdings() {
+    ///     println!("{} for {:?}, {} wait", holding.name, holding.age, holding.waiters);
+    /// }
+    /// assert_eq!(leases.holdings()[0].holder, lease.holder_id());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn holdings(&self) -> Vec<Holding> {
+        let core = &self.engine.core;
+        let held = core.queue.held().into_iter();
+        held.filter_map(|(hold, waiters)| Holding::of(core, &hold, waiters)).collect()
     }
 
     /// Closes the manager and all its clones: refuses new locks, releases all leases, and disconnects.

@@ -3,8 +3,9 @@
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, HolderInfo, Inspect, Inspection,
-    Mode, Name, Release, Released, RenewBatch, RenewCall, Renewal, Renewed, Store, Target,
+    About, Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
+    Inspection, Mode, Name, Note, Reason, Release, Released, RenewBatch, RenewCall, Renewal,
+    Renewed, Steal, Store, Target, Want,
 };
 use crate::testing::Harness;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ pub(super) const LONG: Duration = Duration::from_secs(60);
 pub(super) const BLOCK: u32 = 64;
 /// The time after which a wake-up counts as lost.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// Why a party steals, asks or forces.
+pub(super) const WHY: &str = "the import of {a.csv} hangs";
 
 /// One flow of control that asks for a name, with its own handle and holder.
 pub(super) struct Party<'a> {
@@ -117,6 +120,26 @@ impl<'a> Party<'a> {
     pub(super) async fn release(&self, count: u32) -> Result<Released> {
         let request = Release::new(self.target(), self.holder, count, PATIENCE);
         self.store.release(request).await
+    }
+
+    /// Takes the name from another party.
+    pub(super) async fn steal(&self, from: &Party<'_>) -> Result<Acquired> {
+        let steal = Steal::new(from.holder.to_string(), reason());
+        self.store.acquire(self.request().with_steal(Some(steal))).await
+    }
+
+    pub(super) async fn want(&self, from: &Party<'_>) -> Result<bool> {
+        let from = from.holder.to_string();
+        self.store.want(Want::new(self.target(), from, reason(), PATIENCE)).await
+    }
+
+    pub(super) async fn note(&self) -> Option<Note> {
+        let request = Inspect::new(self.target(), PATIENCE).with_about(About::Note(self.holder));
+        self.store.inspect(request).await.expect("the store returns the note").note
+    }
+
+    pub(super) fn steals(&self) -> bool {
+        self.store.capabilities().steals
     }
 
     pub(super) fn renewal(&self) -> Renewal {
@@ -266,6 +289,10 @@ pub(super) fn wrong_type<T: std::fmt::Debug>(verdict: Result<T>) {
         Err(error) if error.kind() == ErrorKind::WrongType => {}
         other => panic!("expected WrongType, the store says {other:?}"),
     }
+}
+
+pub(super) fn reason() -> Reason {
+    Reason::new("host:7", WHY).expect("a good reason")
 }
 
 pub(super) fn unique(label: &str) -> Name {

@@ -2,42 +2,11 @@
 
 use super::party::*;
 use crate::clock::Instant;
-use crate::error::{ErrorKind, Result};
-use crate::store::{
-    About, Absence, Acquired, Act, Fencing, ForceRelease, Hint, Inspect, Mode, Note, Reason, Steal,
-    Want,
-};
+use crate::error::ErrorKind;
+use crate::store::{Absence, Act, Fencing, ForceRelease, Hint, Mode, Want};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
-
-const WHY: &str = "the import of {a.csv} hangs";
-
-fn reason() -> Reason {
-    Reason::new("host:7", WHY).expect("a good reason")
-}
-
-impl Party<'_> {
-    /// Takes the name from another party.
-    async fn steal(&self, from: &Party<'_>) -> Result<Acquired> {
-        let steal = Steal::new(from.holder.to_string(), reason());
-        self.store.acquire(self.request().with_steal(Some(steal))).await
-    }
-
-    async fn want(&self, from: &Party<'_>) -> Result<bool> {
-        let from = from.holder.to_string();
-        self.store.want(Want::new(self.target(), from, reason(), PATIENCE)).await
-    }
-
-    async fn note(&self) -> Option<Note> {
-        let request = Inspect::new(self.target(), PATIENCE).with_about(About::Note(self.holder));
-        self.store.inspect(request).await.expect("the store returns the note").note
-    }
-
-    fn steals(&self) -> bool {
-        self.store.capabilities().steals
-    }
-}
 
 /// Returns whether the verdict of a renewal fits a hold that ended by this act. A store without notes does not know it.
 fn is_told(absence: Option<Absence>, act: Act) -> bool {

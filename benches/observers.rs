@@ -54,7 +54,7 @@ impl Variant {
 }
 
 /// Makes each task lock and unlock so many times. Returns the time for all.
-async fn crowd(leases: &LeaseManager, times: usize) -> Duration {
+async fn lock_and_unlock(leases: &LeaseManager, times: usize) -> Duration {
     let mut tasks = JoinSet::new();
     let start = Instant::now();
     for number in 0..TASKS {
@@ -102,7 +102,7 @@ async fn measure(store: &str, url: &str, times: usize) {
             let who = (turn + round) % variants.len();
             let variant = &mut variants[who];
             let before = processor_time();
-            let took = crowd(&variant.leases, times).await;
+            let took = lock_and_unlock(&variant.leases, times).await;
             let used = processor_time() - before;
             if round >= WARM_UP {
                 variant.took.push(took.as_secs_f64());

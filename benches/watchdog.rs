@@ -16,7 +16,7 @@ async fn main() {
     let mut locks: Vec<_> = (0..leases).map(|i| manager.lock(format!("lease:{i}"))).collect();
 
     let before = resident_bytes();
-    let held = take_all(&mut locks).await;
+    let held = acquire_all(&mut locks).await;
     let after = resident_bytes();
 
     let (cpu, commands) = (cpu_time(), commands(&server));
@@ -42,7 +42,7 @@ async fn main() {
     manager.close().await.expect("all released");
 }
 
-async fn take_all(locks: &mut [leasehold::Lock]) -> Vec<Lease> {
+async fn acquire_all(locks: &mut [leasehold::Lock]) -> Vec<Lease> {
     let mut held = Vec::with_capacity(locks.len());
     for lock in locks {
         held.push(lock.lock().await.expect("granted"));

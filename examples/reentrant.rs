@@ -67,17 +67,17 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
         return Err("the nested calls did not release what they acquired".into());
     }
 
-    // Another handle is a rival, even here in the same task.
-    let mut rival = leases.lock(NAME);
-    let taken = rival.try_lock().await?;
-    println!("  a rival tries meanwhile:  {}", outcome(&taken));
+    // Another handle has to wait, even here in the same task.
+    let mut other = leases.lock(NAME);
+    let taken = other.try_lock().await?;
+    println!("  another tries meanwhile:  {}", outcome(&taken));
     if taken.is_some() {
         return Err("two holders at once".into());
     }
 
     lease.unlock().await?;
-    let taken = rival.try_lock().await?;
-    println!("  a rival tries afterwards: {}", outcome(&taken));
+    let taken = other.try_lock().await?;
+    println!("  another tries afterwards: {}", outcome(&taken));
     if taken.is_none() {
         return Err("the name was not released".into());
     }

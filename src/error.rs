@@ -263,13 +263,13 @@ impl Error {
         matches!(self.kind(), ErrorKind::Unavailable | ErrorKind::Rejected)
     }
 
-    /// Puts the place that failed before the message.
+    /// Puts what failed, such as a server, before the message.
     #[cfg_attr(
         not(any(feature = "redis", feature = "zookeeper")),
         allow(dead_code, reason = "for stores behind a network")
     )]
-    pub(crate) fn at(self, place: &str) -> Self {
-        let message = format!("{place}: {}", self.message());
+    pub(crate) fn at(self, location: &str) -> Self {
+        let message = format!("{location}: {}", self.message());
         self.rebuild(|inner| inner.message = message.into())
     }
 

@@ -94,6 +94,7 @@ pub fn lose(leases: &LeaseManager, name: impl AsRef<str>, loss: Loss) -> Result<
 /// Connects the conformance suite to a store and its backend.
 ///
 /// The methods answer what differs between stores. Every case runs for every store.
+// One implementor: the tests of each store have one, here and in crates of users.
 #[async_trait]
 pub trait Harness: Send + Sync {
     /// Creates another handle on the same backend, with its own connections.

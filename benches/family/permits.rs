@@ -90,7 +90,7 @@ pub(super) async fn together(bench: &mut Bench) {
         }
     });
     let tokios = tokios.await;
-    bench.targets.tell("64 tasks for 4 permits, M changes of holder/s", ours / 1e6);
+    bench.targets.record("64 tasks for 4 permits, M changes of holder/s", ours / 1e6);
     bench
         .targets
         .beside(format!("{requests:.3} requests for each; tokio's Semaphore {:.2}", tokios / 1e6));
@@ -111,6 +111,6 @@ async fn many(bench: &mut Bench) {
     for permit in held {
         permit.unlock().await.expect("released");
     }
-    bench.targets.tell(&format!("acquire one of {permits} permits, us"), acquired);
+    bench.targets.record(&format!("acquire one of {permits} permits, us"), acquired);
     bench.targets.beside(format!("unlock {:.0}", each(start)));
 }

@@ -95,7 +95,7 @@ async fn many(bench: &mut Bench) {
             } else {
                 // Now and then none is left: the hold is released, and the next reader asks the store.
                 let title = format!("{READERS} readers that may not overlap, {store}, M reads/s");
-                bench.targets.tell(&title, ours);
+                bench.targets.record(&title, ours);
             }
             bench.targets.beside(format!("tokio's RwLock {:.2}", tokios / 1e6));
         }

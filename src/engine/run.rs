@@ -177,7 +177,7 @@ impl Drop for Driver {
         core.running.store(false, Ordering::Release);
         drop(place);
         if core.life.has_panicked() {
-            core.board.end();
+            core.events.end();
             core.life.enter(Stage::Ended);
         }
         if core.on_caller && !core.life.is_ended() {

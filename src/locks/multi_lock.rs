@@ -75,7 +75,7 @@ pub struct MultiLock {
     entries: Vec<Entry>,
     /// Those of each name.
     options: Options,
-    heartbeat: Arc<Heartbeat>,
+    pulse: Arc<Heartbeat>,
     atomic: bool,
 }
 
@@ -152,11 +152,11 @@ impl MultiLock {
         let entry = |name| Entry { name, current: None };
         let entries: Vec<_> = checked.into_iter().map(entry).collect();
         let mut options = Options::default();
-        let heartbeat = Arc::default();
-        options.set_heartbeat(&heartbeat);
+        let pulse = Arc::default();
+        options.set_heartbeat(&pulse);
         let names: Vec<_> = entries.iter().map(|entry| &entry.name).collect();
         let atomic = engine.core.is_atomic(&names);
-        Ok(Self { engine, entries, options, heartbeat, atomic })
+        Ok(Self { engine, entries, options, pulse, atomic })
     }
 
     /// Returns whether the store takes all names in one step. A set of one name always is.
@@ -311,15 +311,15 @@ impl MultiLock {
     ) -> Result<Option<MultiLease>> {
         runtime::need_at(Some(caller));
         let engine = Arc::clone(&self.engine);
-        let heartbeat = Arc::clone(&self.heartbeat);
-        let call = pin!(self.take_all(caller, limit));
+        let pulse = Arc::clone(&self.pulse);
+        let call = pin!(self.acquire_all(caller, limit));
         let core = &engine.core;
-        let lease = heartbeat.during(core.clock(), core.timing.ttl, call).await?;
+        let lease = pulse.during(core.clock(), core.timing.ttl, call).await?;
         Ok(lease.map(MultiLease::begin))
     }
 
     /// Takes all names, for a caller that has no lease yet.
-    async fn take_all(
+    async fn acquire_all(
         &mut self,
         caller: &'static Location<'static>,
         limit: WaitLimit,

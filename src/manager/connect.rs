@@ -38,7 +38,7 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
             let core = Core::of_manager(manager, store, timing, settings, false);
             describe(&core, owner);
             core.introduce().await;
-            observers.start(&core.board).map(|()| core)
+            observers.start(&core.events).map(|()| core)
         })
         .await
     } else {
@@ -48,7 +48,7 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
         let core = Core::of_manager(manager, store, timing, settings, true);
         describe(&core, owner);
         core.introduce().await;
-        observers.start(&core.board)?;
+        observers.start(&core.events)?;
         Ok(Engine::on_caller(core))
     }
 }
@@ -60,7 +60,7 @@ pub(super) fn build(builder: Builder, store: impl Store) -> Result<Arc<Engine>> 
     let dedicated_thread = builder.dedicated_thread.unwrap_or(!store.clock().is_tokio());
     let core = Core::new(Arc::new(store), timing, settings, !dedicated_thread);
     describe(&core, builder.owner);
-    builder.observers.start(&core.board)?;
+    builder.observers.start(&core.events)?;
     Engine::new(core)
 }
 

@@ -496,7 +496,7 @@ impl LeaseManager {
     /// # }
     /// ```
     pub fn events(&self, capacity: usize) -> Events {
-        Events::new(&self.engine.core.board, capacity)
+        Events::new(&self.engine.core.events, capacity)
     }
 
     /// Returns what this manager has counted since it was made, without I/O.

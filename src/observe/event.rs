@@ -29,14 +29,14 @@ pub struct Event {
     holder: Option<HolderId>,
     class: &'static str,
     kind: EventKind,
-    pub(super) census: Census,
+    pub(super) counts: ClassCounts,
 }
 
 /// How many holds and waiters there are after an event, as the observers of the builder have seen it. Absolute, so that
 /// events that were dropped do no lasting harm.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "for metrics"))]
-pub(crate) struct Census {
+pub(crate) struct ClassCounts {
     /// Those of the class and the mode.
     pub(crate) leases: u32,
     /// Those of the class and the mode before, if the mode has changed.
@@ -245,7 +245,7 @@ impl Event {
             holder: None,
             class: DEFAULT_CLASS,
             kind,
-            census: Census::default(),
+            counts: ClassCounts::default(),
         }
     }
 
@@ -267,8 +267,8 @@ impl Event {
     }
 
     #[cfg(feature = "metrics")]
-    pub(crate) fn census(&self) -> Census {
-        self.census
+    pub(crate) fn counts(&self) -> ClassCounts {
+        self.counts
     }
 
     /// Returns whether dropping it may run code of a user: that of an error of a store.

@@ -238,7 +238,7 @@ impl Class {
             | EventKind::NotReleased { .. } => self.set_leader(event, false),
             _ => {}
         }
-        let census = event.census();
+        let counts = event.counts();
         match kind {
             EventKind::Waiting { .. } => {}
             EventKind::Granted { waited, how, .. } => {
@@ -272,13 +272,13 @@ impl Class {
             }
             EventKind::ModeChanged { from, held, .. } => {
                 self.hold(*from, 4).record(held.as_secs_f64());
-                self.leases(*from).set(f64::from(census.leases_before));
+                self.leases(*from).set(f64::from(counts.leases_before));
             }
             EventKind::AtRisk { .. } => return self.at_risk.increment(1),
             _ => return,
         }
-        self.leases(mode).set(f64::from(census.leases));
-        self.waiters.set(f64::from(census.waiters));
+        self.leases(mode).set(f64::from(counts.leases));
+        self.waiters.set(f64::from(counts.waiters));
     }
 }
 
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn losses_are_counted_by_the_place_of_their_declaration() {
+    fn losses_are_counted_in_their_order() {
         for (index, loss) in Loss::ALL.iter().enumerate() {
             assert_eq!(*loss as usize, index, "{loss:?}");
         }

@@ -7,7 +7,7 @@
 //! | `stream.rs` | [`Events`]: a stream of events |
 //! | `counters.rs`, `health.rs` | [`Stats`] and [`Health`]: numbers that are there without an observer |
 //! | `queues.rs` | the bounded queues, one for each observer or stream |
-//! | `census.rs` | how many holds and waiters there are after each event |
+//! | `class_counts.rs` | how many holds and waiters there are after each event |
 //!
 //! # Invariants
 //!
@@ -18,7 +18,7 @@
 //! 3. **In order.** The events of a hold are queued while its state is locked. The queues are locked last of all, and no
 //!    code of a user runs then: wakers run, and events with an error are dropped, after both are unlocked.
 
-mod census;
+mod class_counts;
 mod counters;
 mod event;
 mod health;
@@ -35,5 +35,5 @@ pub use event::{Event, EventKind, How, Operation, Outcome, Refusal};
 pub use health::{Health, LeadershipHealth};
 pub use observer::Observer;
 pub(crate) use observer::Observers;
-pub(crate) use queues::{Board, Told};
+pub(crate) use queues::{EventQueues, Recorded};
 pub use stream::Events;

@@ -3,7 +3,7 @@
 use super::event::Event;
 #[cfg(doc)]
 use super::event::EventKind;
-use super::queues::{Board, Taken, drop_each};
+use super::queues::{EventQueues, Taken, drop_each};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use std::collections::VecDeque;
 use std::fmt;
@@ -54,6 +54,7 @@ const GATHER: Duration = Duration::from_millis(10);
 /// # Ok(())
 /// # }
 /// ```
+// One implementor: users have others, and `Metrics` needs a feature.
 pub trait Observer: Send + Sync + 'static {
     /// Receives an event.
     fn event(&self, event: &Event);
@@ -87,13 +88,13 @@ impl Observers {
     }
 
     /// Starts a thread for each.
-    pub(crate) fn start(self, board: &Arc<Board>) -> Result<()> {
+    pub(crate) fn start(self, queues: &Arc<EventQueues>) -> Result<()> {
         for observer in self.0 {
             let measures = observer.measures();
-            let Some(id) = board.add(CAPACITY, Some(measures)) else { return Ok(()) };
-            let board = Arc::clone(board);
+            let Some(id) = queues.add(CAPACITY, Some(measures)) else { return Ok(()) };
+            let queues = Arc::clone(queues);
             let thread = thread::Builder::new().name("leasehold-events".into());
-            thread.spawn(move || watch(&board, id, &*observer)).map_err(|error| {
+            thread.spawn(move || watch(&queues, id, &*observer)).map_err(|error| {
                 Error::new(ErrorKind::Unavailable, "failed to start the thread of an observer")
                     .with_fate(Fate::NotExecuted)
                     .with_source(error)
@@ -113,11 +114,11 @@ impl Wake for Unpark {
 }
 
 /// Passes the events of a queue to an observer, until they end.
-fn watch(board: &Board, id: u64, observer: &dyn Observer) {
+fn watch(queues: &EventQueues, id: u64, observer: &dyn Observer) {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut empty = VecDeque::new();
     loop {
-        match board.take(id, std::mem::take(&mut empty), &waker) {
+        match queues.take(id, std::mem::take(&mut empty), &waker) {
             Poll::Pending => thread::park(),
             Poll::Ready(None) => break,
             Poll::Ready(Some(Taken { mut events, dropped })) => {
@@ -135,7 +136,7 @@ fn watch(board: &Board, id: u64, observer: &dyn Observer) {
             }
         }
     }
-    board.remove(id);
+    queues.remove(id);
 }
 
 /// Calls an observer, whose panic does no harm.

@@ -1,6 +1,6 @@
 //! The bounded queues of events, one for each observer.
 
-use super::census::Classes;
+use super::class_counts::Classes;
 use super::event::Event;
 use crate::util::sync::Mutex;
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 /// The queues of a manager.
 #[derive(Default)]
-pub(crate) struct Board {
+pub(crate) struct EventQueues {
     /// Whether there is a queue. The only thing that an event reads while there is none.
     observed: AtomicBool,
     /// Whether there is a queue for measurements.
@@ -56,14 +56,14 @@ pub(super) struct Taken {
 /// What is left to do with no lock held: observers to wake, and events to drop.
 #[derive(Default)]
 #[must_use = "observers sleep until it is finished"]
-pub(crate) struct Told(Vec<Rest>);
+pub(crate) struct Recorded(Vec<Rest>);
 
 enum Rest {
     Wake(Waker),
     Drop { event: Event },
 }
 
-impl Told {
+impl Recorded {
     /// Wakes the observers. Call it with no lock held.
     pub(crate) fn finish(self) {
         // Most of the time there is nothing.
@@ -92,7 +92,7 @@ pub(super) fn drop_each(events: &mut VecDeque<Event>) {
     }
 }
 
-impl Board {
+impl EventQueues {
     /// Returns whether an observer may want an event.
     pub(crate) fn is_observed(&self) -> bool {
         self.observed.load(Ordering::Relaxed)
@@ -104,11 +104,11 @@ impl Board {
     }
 
     /// Queues an event. May be called with the state of a hold locked.
-    pub(crate) fn tell(&self, mut event: Event) -> Told {
-        let mut told = Told::default();
+    pub(crate) fn record(&self, mut event: Event) -> Recorded {
+        let mut recorded = Recorded::default();
         let mut queues = self.queues.lock();
         if queues.ended {
-            return told;
+            return recorded;
         }
         queues.classes.count(&mut event);
         let is_measurement = event.kind().is_measurement();
@@ -123,14 +123,14 @@ impl Board {
             if queue.events.len() >= queue.capacity {
                 // Most events are dropped here: to keep them for later costs an allocation each.
                 let oldest = queue.events.pop_front().filter(Event::has_error);
-                told.0.extend(oldest.map(|event| Rest::Drop { event }));
+                recorded.0.extend(oldest.map(|event| Rest::Drop { event }));
                 queue.dropped += 1;
             }
             queue.events.push_back(own);
-            told.0.extend(queue.waker.take().map(Rest::Wake));
+            recorded.0.extend(queue.waker.take().map(Rest::Wake));
         }
         drop(queues);
-        told
+        recorded
     }
 
     /// Adds a queue. Returns its number; `None` if no event will come any more. An observer, which `close` waits for, is
@@ -241,10 +241,10 @@ impl Board {
         let mut queues = self.queues.lock();
         queues.ended = true;
         let wakers = queues.all.iter_mut().filter_map(|queue| queue.waker.take());
-        let told = Told(wakers.map(Rest::Wake).collect());
+        let recorded = Recorded(wakers.map(Rest::Wake).collect());
         self.observed.store(false, Ordering::Relaxed);
         self.measured.store(false, Ordering::Relaxed);
         drop(queues);
-        told.finish();
+        recorded.finish();
     }
 }

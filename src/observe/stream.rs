@@ -1,7 +1,7 @@
 //! Events as a stream.
 
 use super::event::Event;
-use super::queues::Board;
+use super::queues::EventQueues;
 use futures_core::Stream;
 use std::fmt;
 use std::future::poll_fn;
@@ -16,15 +16,15 @@ use tokio::task::coop::poll_proceed;
 /// closed, after the last event. It does not keep the manager running.
 #[must_use = "a stream does nothing until it is polled"]
 pub struct Events {
-    board: Arc<Board>,
+    queues: Arc<EventQueues>,
     /// The number of its queue. `None` once it has ended.
     id: Option<u64>,
     dropped: u64,
 }
 
 impl Events {
-    pub(crate) fn new(board: &Arc<Board>, capacity: usize) -> Self {
-        Self { board: Arc::clone(board), id: board.add(capacity.max(1), None), dropped: 0 }
+    pub(crate) fn new(queues: &Arc<EventQueues>, capacity: usize) -> Self {
+        Self { queues: Arc::clone(queues), id: queues.add(capacity.max(1), None), dropped: 0 }
     }
 
     /// Waits for the next event. Returns `None` after the last one.
@@ -46,7 +46,7 @@ impl Events {
         let Some(id) = self.id else { return Poll::Ready(None) };
         // A stream that is always ready must not starve other tasks.
         let budget = ready!(poll_proceed(cx));
-        let next = ready!(self.board.pop(id, cx.waker()));
+        let next = ready!(self.queues.pop(id, cx.waker()));
         budget.made_progress();
         match next {
             Some((event, dropped)) => {
@@ -62,7 +62,7 @@ impl Events {
 
     fn leave(&mut self) {
         if let Some(id) = self.id.take() {
-            self.board.remove(id);
+            self.queues.remove(id);
         }
     }
 }

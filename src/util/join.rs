@@ -80,11 +80,12 @@ pub(crate) async fn all_but<T>(
         loop {
             #[cfg(feature = "redis")]
             let outbox = several.then(Outbox::open);
-            for (place, output) in calls.iter_mut().zip(&mut outputs) {
-                if let Some(call) = place
+            for (slot, output) in calls.iter_mut().zip(&mut outputs) {
+                if let Some(call) = slot
                     && let Poll::Ready(ready) = call.as_mut().poll(cx)
                 {
-                    (*place, *output) = (None, Some(ready));
+                    *slot = None;
+                    *output = Some(ready);
                 }
             }
             #[cfg(feature = "redis")]

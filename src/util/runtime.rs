@@ -9,14 +9,14 @@ pub(crate) fn need() {
     need_at(None);
 }
 
-/// Panics as [`need`] does. The advice names the place of the call, if it is known: a future is polled elsewhere.
+/// Panics as [`need`] does. The advice names the location of the call, if it is known: a future is polled elsewhere.
 #[track_caller]
 pub(crate) fn need_at(caller: Option<&Location<'_>>) {
     if Handle::try_current().is_ok() {
         return;
     }
-    let place = caller.map(|caller| format!(", in the call at {caller}")).unwrap_or_default();
+    let location = caller.map(|caller| format!(", in the call at {caller}")).unwrap_or_default();
     panic!(
-        "leasehold needs a tokio runtime{place}: call this inside #[tokio::main], #[tokio::test] or Runtime::block_on"
+        "leasehold needs a tokio runtime{location}: call this inside #[tokio::main], #[tokio::test] or Runtime::block_on"
     );
 }

@@ -130,9 +130,9 @@ where
 
 /// Waits until all lines that were queued before are written.
 pub(crate) async fn written() {
-    let (told, written) = oneshot::channel::<()>();
+    let (done, written) = oneshot::channel::<()>();
     if LOG.is_busy() {
-        LOG.push(Box::new(move || drop(told)));
+        LOG.push(Box::new(move || drop(done)));
         // The sender never sends. It is dropped with the line, whether that is written or dropped.
         let _ = written.await;
     }

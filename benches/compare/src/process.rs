@@ -37,12 +37,12 @@ impl Worker {
     }
 
     /// Starts one for each job, and waits until all are ready.
-    pub async fn crew(jobs: &[Value], limit: Duration) -> Result<Vec<Self>> {
-        let mut crew = jobs.iter().map(Self::start).collect::<Result<Vec<_>>>()?;
-        for worker in &mut crew {
+    pub async fn start_all(jobs: &[Value], limit: Duration) -> Result<Vec<Self>> {
+        let mut workers = jobs.iter().map(Self::start).collect::<Result<Vec<_>>>()?;
+        for worker in &mut workers {
             worker.next(limit).await?;
         }
-        Ok(crew)
+        Ok(workers)
     }
 
     /// What the worker says next.
@@ -57,7 +57,7 @@ impl Worker {
         }
     }
 
-    pub async fn tell(&mut self, what: &Value) -> Result<()> {
+    pub async fn send(&mut self, what: &Value) -> Result<()> {
         let line = format!("{what}\n");
         self.input.write_all(line.as_bytes()).await.map_err(|error| error.to_string())
     }
@@ -88,7 +88,7 @@ impl Parent {
         self.0.recv().await.unwrap_or(Value::Null)
     }
 
-    pub fn tell(&self, what: &Value) {
+    pub fn send(&self, what: &Value) {
         println!("{what}");
     }
 }

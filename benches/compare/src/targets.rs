@@ -19,7 +19,7 @@ impl Targets {
 
     /// A figure without a target.
     #[allow(dead_code, reason = "the benches beside other crates have a table for that")]
-    pub fn tell(&mut self, what: &str, measured: f64) {
+    pub fn record(&mut self, what: &str, measured: f64) {
         self.lines.push(vec![what.to_owned(), String::new(), number(measured), String::new()]);
     }
 

@@ -68,13 +68,13 @@ async fn order_is_priced_by_one_replica_at_a_time() -> Result {
     assert!(start.elapsed() >= Duration::from_millis(200), "{a:?} beside {b:?}");
     assert_ne!(fence(&a.1), fence(&b.1));
     // One waits at most a second: of twenty, not all have their turn.
-    let mut crowd = tokio::task::JoinSet::new();
+    let mut requests = tokio::task::JoinSet::new();
     for _ in 0..20 {
         let address = one.address.clone();
-        crowd.spawn(async move { http(&address, "POST", "/orders/7/price").await });
+        requests.spawn(async move { http(&address, "POST", "/orders/7/price").await });
     }
     let (mut priced, mut busy) = (Vec::new(), 0);
-    while let Some(answer) = crowd.join_next().await {
+    while let Some(answer) = requests.join_next().await {
         match answer?? {
             (200, text) => priced.push(fence(&text)),
             (409, text) => busy += usize::from(text.contains("order:7 is being priced")),

@@ -52,7 +52,7 @@ impl Core {
         let ended = pin!(async {
             self.life.until(Stage::Ended).await;
             trace::written().await;
-            self.board.until_seen().await;
+            self.events.until_seen().await;
         });
         tokio::select! {
             biased;

@@ -262,6 +262,6 @@ async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut task
     for hold in core.queue.holds() {
         hold.give_up(core, &error);
     }
-    core.board.end();
+    core.events.end();
     core.life.enter(Stage::Ended);
 }

@@ -17,7 +17,7 @@ use crate::engine::shared::description::Description;
 use crate::engine::shared::hold::{Hold, Inner};
 use crate::engine::shared::job::Job;
 use crate::error::{Error, ErrorKind, Result};
-use crate::observe::{EventKind, LeadershipHealth, Told};
+use crate::observe::{EventKind, LeadershipHealth, Recorded};
 use crate::store::{Annotate, HolderId, Metadata, Name, Target, Topic, Wait, Wakeups};
 use crate::util::trace;
 use std::sync::atomic::Ordering;
@@ -213,7 +213,7 @@ impl Hold {
             Phase::Held | Phase::AtRisk => {
                 core.publish(|| self.event(EventKind::Leads { term: self.fence }))
             }
-            _ => Told::default(),
+            _ => Recorded::default(),
         };
         drop(inner);
         told.finish();

@@ -42,7 +42,7 @@ use crate::engine::shared::hold::{Hold, Inner};
 use crate::engine::shared::life::Grant;
 use crate::engine::shared::queue::{HandedOff, Handoff};
 use crate::engine::shared::report::CallReport;
-use crate::observe::{EventKind, How, Told};
+use crate::observe::{EventKind, How, Recorded};
 use crate::util::panics::run_wakers;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -130,7 +130,7 @@ impl Hold {
         };
         let Some(slot) = inner.slot.as_ref().map(HolderSlot::number) else { return Err(inner) };
         let is_offered = inner.state.is_offered();
-        let mut told = Told::default();
+        let mut told = Recorded::default();
         let mut is_described = false;
         let next = core.queue.hand_off(&self.name, slot, now, &chain, |options| {
             let state = inner.state.hand_off(now + core.timing.attempt);
@@ -189,7 +189,7 @@ impl HandedOff {
         now: Instant,
     ) -> Option<Arc<Hold>> {
         let max_hold = core.settings.max_hold;
-        let mut told = Told::default();
+        let mut told = Recorded::default();
         let hold = self.hold.take_if(|hold| {
             hold.update_at(core, now, |state, now| {
                 let accepted = state.accept(&core.timing, now, max_hold);

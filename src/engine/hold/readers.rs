@@ -18,7 +18,7 @@ use crate::engine::machine::share::{Share, Shares};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::{Hold, Inner};
 use crate::engine::shared::report::CallReport;
-use crate::observe::{How, Told};
+use crate::observe::{How, Recorded};
 use crate::store::Name;
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ impl Hold {
         let share = inner.state.join(&core.timing, now).then(|| inner.add_share());
         let told = match share {
             Some(_) => self.happened(core, now, report.granted(self.fence, How::Joined, now)),
-            None => Told::default(),
+            None => Recorded::default(),
         };
         drop(inner);
         told.finish();

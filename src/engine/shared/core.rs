@@ -10,7 +10,7 @@ use super::served::Served;
 use crate::clock::{Clock, Instant};
 use crate::engine::machine::schedule::{Call, Schedule};
 use crate::engine::machine::timing::Timing;
-use crate::observe::{Board, Counters, DEFAULT_CLASS};
+use crate::observe::{Counters, DEFAULT_CLASS, EventQueues};
 use crate::store::{Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Mode, Name, Owner, Store};
 use crate::util::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -96,7 +96,7 @@ pub(crate) struct Core {
     /// Notifies that no task runs watchdog and worker any more.
     pub(in crate::engine) vacated: Notify,
     /// Reports to the observers.
-    pub(crate) board: Arc<Board>,
+    pub(crate) events: Arc<EventQueues>,
     pub(crate) counters: Counters,
     pub(in crate::engine) served: Served,
     clock: Clock,

@@ -11,7 +11,7 @@ use crate::engine::acquire::set::SetCall;
 use crate::engine::machine::hold::{Ended, Phase, State};
 use crate::engine::machine::schedule::Renewing;
 use crate::error::Result;
-use crate::observe::{Event, EventKind, Health, How, Operation, Outcome, Refusal, Told};
+use crate::observe::{Event, EventKind, Health, How, Operation, Outcome, Recorded, Refusal};
 use crate::store::{Mark, Mode, Name, Renewed};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +20,8 @@ use std::time::Duration;
 impl Core {
     /// Queues what has happened for the observers, if there are any. May be called with the state of a hold locked; finish
     /// what it returns when that is unlocked.
-    pub(in crate::engine) fn publish(&self, happened: impl FnOnce() -> Event) -> Told {
-        if self.board.is_observed() { self.board.tell(happened()) } else { Told::default() }
+    pub(in crate::engine) fn publish(&self, happened: impl FnOnce() -> Event) -> Recorded {
+        if self.events.is_observed() { self.events.record(happened()) } else { Recorded::default() }
     }
 
     /// Counts what has happened at `now`, and queues its event, as [`publish`](Self::publish) does.
@@ -30,15 +30,15 @@ impl Core {
         now: Instant,
         kind: EventKind,
         event: impl FnOnce(EventKind) -> Event,
-    ) -> Told {
+    ) -> Recorded {
         self.counters.count(&kind, now);
         self.publish(|| event(kind))
     }
 
     /// Reports a measurement to the observers, if one of them wants any. Call it with no lock held.
     pub(in crate::engine) fn measure(&self, measured: impl FnOnce() -> EventKind) {
-        if self.board.is_measured() {
-            self.board.tell(Event::new(measured())).finish();
+        if self.events.is_measured() {
+            self.events.record(Event::new(measured())).finish();
         }
     }
 
@@ -77,7 +77,7 @@ impl Core {
 
     /// Measures how much of T was left to the lease that came closest to its end.
     pub(in crate::engine) fn measure_headroom(&self, batch: &[Renewing], answer: &Result<Renewed>) {
-        if !self.board.is_measured() || answer.is_err() {
+        if !self.events.is_measured() || answer.is_err() {
             return;
         }
         let now = self.now();
@@ -106,7 +106,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        self.board.end();
+        self.events.end();
     }
 }
 
@@ -121,7 +121,12 @@ impl Hold {
 
     /// Counts what happens to it at `now`, and queues the event. May be called with its state locked; finish what it returns
     /// when that is unlocked.
-    pub(in crate::engine) fn happened(&self, core: &Core, now: Instant, kind: EventKind) -> Told {
+    pub(in crate::engine) fn happened(
+        &self,
+        core: &Core,
+        now: Instant,
+        kind: EventKind,
+    ) -> Recorded {
         core.count(now, kind, |kind| self.event(kind))
     }
 
@@ -133,20 +138,22 @@ impl Hold {
         state: &State,
         (was, is): (Phase, Phase),
         (now, left): (Instant, Duration),
-    ) -> Told {
+    ) -> Recorded {
         core.counters.risks(was == Phase::AtRisk, is == Phase::AtRisk);
         let held = self.held(now);
         let not_released =
             |error| EventKind::NotReleased { error, held: (!state.is_offered()).then_some(held) };
         let kind = match is {
             Phase::Released if was == Phase::Releasing => match state.end_of_release() {
-                Ended::Confirmed | Ended::Lost(_) if state.is_offered() => return Told::default(),
+                Ended::Confirmed | Ended::Lost(_) if state.is_offered() => {
+                    return Recorded::default();
+                }
                 Ended::Confirmed => EventKind::Released { held },
                 Ended::Lost(cause) => EventKind::Lost { cause, held },
                 Ended::Failed(error) => not_released(Some(error)),
             },
-            Phase::Releasing => return Told::default(),
-            _ if state.is_offered() => return Told::default(),
+            Phase::Releasing => return Recorded::default(),
+            _ if state.is_offered() => return Recorded::default(),
             Phase::Released => not_released(None),
             Phase::Held => EventKind::Recovered,
             Phase::AtRisk => EventKind::AtRisk { left },
@@ -219,7 +226,7 @@ impl<'a> CallReport<'a> {
     /// Reports that it waits, once.
     pub(in crate::engine) fn waits(&self, ahead: impl FnOnce() -> usize) {
         if !self.waits.swap(true, Ordering::Relaxed) {
-            let ahead = if self.core.board.is_observed() { ahead() } else { 0 };
+            let ahead = if self.core.events.is_observed() { ahead() } else { 0 };
             let waiting = EventKind::Waiting { ahead };
             self.core.count(self.start, waiting, |kind| self.event(kind)).finish();
         }

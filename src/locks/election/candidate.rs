@@ -35,7 +35,7 @@ pub struct Candidate {
     name: Result<Name>,
     value: String,
     options: Options,
-    heartbeat: Arc<Heartbeat>,
+    pulse: Arc<Heartbeat>,
     graceful: Duration,
     until: CancellationToken,
 }
@@ -53,15 +53,15 @@ enum End {
 impl Candidate {
     pub(super) fn new(engine: Arc<Engine>, name: Result<Name>, value: String) -> Self {
         let name = name.and_then(|name| check_value(&value).map(|()| name));
-        let heartbeat = Arc::default();
+        let pulse = Arc::default();
         let mut options = Options::default();
-        options.set_heartbeat(&heartbeat);
+        options.set_heartbeat(&pulse);
         Self {
             engine,
             name,
             value,
             options,
-            heartbeat,
+            pulse,
             graceful: Duration::ZERO,
             until: CancellationToken::new(),
         }
@@ -109,7 +109,7 @@ impl Candidate {
     pub async fn campaign(&mut self) -> Result<Leadership> {
         runtime::need();
         let core = &self.engine.core;
-        self.heartbeat.during(core.clock(), core.timing.ttl, pin!(self.stand())).await
+        self.pulse.during(core.clock(), core.timing.ttl, pin!(self.stand())).await
     }
 
     async fn stand(&self) -> Result<Leadership> {

@@ -8,32 +8,32 @@ use tokio::time::timeout;
 
 /// There is one after every operation that leaves a hold. Clause 3.
 pub async fn there_is_always_a_time_to_live(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("ttl")).await;
-    for step in ["grant", "same", "count", "renewal", "release", "rival"] {
+    let (party, other) = Party::two(harness, &unique("ttl")).await;
+    for step in ["grant", "same", "count", "renewal", "release", "other"] {
         match step {
             "grant" | "same" => drop(granted(party.acquire().await)),
             "count" => recorded(party.release(2).await),
             "renewal" => assert_eq!(renewed(party.renew().await), None),
             "release" => assert_eq!(released(party.release(1).await), None),
-            _ => drop(held(rival.acquire().await)),
+            _ => drop(held(other.acquire().await)),
         }
         let holding = party.holding().await.expect("held");
-        let told = party.store.capabilities().time_left;
-        assert_eq!(holding.remaining.is_some(), told, "after {step}: {holding:?}");
+        let has_time = party.store.capabilities().time_left;
+        assert_eq!(holding.remaining.is_some(), has_time, "after {step}: {holding:?}");
     }
 }
 
-/// The rival asks again and again, closer and closer to the end. Clause 7.
+/// The other asks again and again, closer and closer to the end. Clause 7.
 pub async fn hold_expires_after_its_time_to_live_and_not_before(harness: &dyn Harness) {
-    let (holder, rival) = Party::two(harness, &unique("expiry")).await;
+    let (holder, other) = Party::two(harness, &unique("expiry")).await;
     let holder = holder.short();
     let grant = granted(holder.acquire().await);
     let running = holder.now();
     // A clock that runs 1 % faster, and rounding: the engine allows for both.
     let promised = holder.ttl - holder.ttl / 100 - Duration::from_millis(2);
     loop {
-        let asked = rival.now().saturating_duration_since(running);
-        match rival.acquire().await {
+        let asked = other.now().saturating_duration_since(running);
+        match other.acquire().await {
             Ok(Acquired::Held { remaining, .. }) => {
                 assert!(asked <= holder.ttl + harness.slack(), "held after {asked:?}");
                 let pause = remaining.unwrap_or_default() / 2;
@@ -41,7 +41,7 @@ pub async fn hold_expires_after_its_time_to_live_and_not_before(harness: &dyn Ha
             }
             verdict => {
                 granted(verdict);
-                let kept = rival.now().saturating_duration_since(grant.sent);
+                let kept = other.now().saturating_duration_since(grant.sent);
                 assert!(kept >= promised, "kept for {kept:?} of {:?}", holder.ttl);
                 return;
             }
@@ -64,13 +64,13 @@ pub async fn expired_hold_does_not_come_back(harness: &dyn Harness) {
 
 /// Without the renewal it would have expired. Clause 7.
 pub async fn renewed_hold_outlives_its_first_time_to_live(harness: &dyn Harness) {
-    let (mut party, rival) = Party::two(harness, &unique("outlive")).await;
+    let (mut party, other) = Party::two(harness, &unique("outlive")).await;
     party.ttl = harness.ttl();
     granted(party.acquire().await);
     party.ttl = LONG;
     assert_eq!(renewed(party.renew().await), None);
     harness.elapse(harness.ttl() + harness.slack()).await;
-    held(rival.acquire().await);
+    held(other.acquire().await);
     assert!(party.holds(1).await);
 }
 
@@ -99,7 +99,7 @@ pub async fn verdicts_say_when_the_request_left(harness: &dyn Harness) {
 /// Requests of its holder report it, and the name is free. Clause 4.
 pub async fn deleted_hold_is_gone(harness: &dyn Harness) {
     let name = unique("deleted");
-    let (party, rival) = Party::two(harness, &name).await;
+    let (party, other) = Party::two(harness, &name).await;
     granted(party.acquire().await);
     harness.lose(&name).await;
     assert_eq!(party.holding().await, None);
@@ -107,7 +107,7 @@ pub async fn deleted_hold_is_gone(harness: &dyn Harness) {
     assert_eq!(released(party.release(2).await), Some(Absence::Gone));
     assert_eq!(released(party.release(1).await), Some(Absence::Gone));
     assert_eq!(released(party.release(0).await), Some(Absence::Gone));
-    granted(rival.acquire().await);
+    granted(other.acquire().await);
     assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
 }
 

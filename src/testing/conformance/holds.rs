@@ -18,13 +18,13 @@ pub async fn free_name_is_granted(harness: &dyn Harness) {
 
 /// The verdict has the longest time that the holder has left.
 pub async fn held_name_is_refused_with_the_time_it_has_left(harness: &dyn Harness) {
-    let (holder, rival) = Party::two(harness, &unique("held")).await;
+    let (holder, other) = Party::two(harness, &unique("held")).await;
     let since = holder.now();
     granted(holder.acquire().await);
-    let left = held(rival.acquire().await);
+    let left = held(other.acquire().await);
     assert!(holder.fresh(left, since), "{left:?}");
     harness.elapse(harness.ttl()).await;
-    let less = held(rival.acquire().await);
+    let less = held(other.acquire().await);
     assert!(less < left || left.is_none(), "{less:?} after {left:?}");
     assert!(holder.fresh(less, since), "{less:?}");
     assert!(holder.holds(1).await);
@@ -76,40 +76,40 @@ pub async fn record_sets_the_count_and_nothing_else(harness: &dyn Harness) {
 
 /// Its hold is gone, so the store must report that, and must not grant another. Clause 4.
 pub async fn record_never_creates(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("creates")).await;
+    let (party, other) = Party::two(harness, &unique("creates")).await;
     assert_eq!(released(party.release(2).await), Some(Absence::Gone));
     assert_eq!(party.holding().await, None);
-    granted(rival.acquire().await);
+    granted(other.acquire().await);
     assert_eq!(released(party.release(2).await), Some(Absence::Taken));
-    assert!(rival.holds(1).await);
+    assert!(other.holds(1).await);
 }
 
 /// At a lower count the name is still held; at zero the next acquire is granted. Clause 2.
 pub async fn release_lowers_the_count_and_at_zero_gives_back(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("release")).await;
+    let (party, other) = Party::two(harness, &unique("release")).await;
     granted(party.acquire().await);
     recorded(party.release(3).await);
     for count in [2, 1] {
         assert_eq!(released(party.release(count).await), None);
         assert!(party.holds(count.into()).await, "count {count}");
-        held(rival.acquire().await);
+        held(other.acquire().await);
     }
     assert_eq!(released(party.release(0).await), None);
     assert_eq!(party.holding().await, None);
-    granted(rival.acquire().await);
+    granted(other.acquire().await);
 }
 
 /// It neither lowers nor ends another hold, nor creates one. Clause 4.
 pub async fn release_by_another_token_changes_nothing(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("foreign")).await;
+    let (party, other) = Party::two(harness, &unique("foreign")).await;
     for count in [0, 1] {
-        assert_eq!(released(rival.release(count).await), Some(Absence::Gone));
+        assert_eq!(released(other.release(count).await), Some(Absence::Gone));
         assert_eq!(party.holding().await, None);
     }
     granted(party.acquire().await);
     recorded(party.release(2).await);
     for count in [0, 1] {
-        assert_eq!(released(rival.release(count).await), Some(Absence::Taken));
+        assert_eq!(released(other.release(count).await), Some(Absence::Taken));
         assert!(party.holds(2).await);
     }
 }
@@ -131,30 +131,30 @@ pub async fn renewal_sets_the_time_to_live_and_never_adds_to_it(harness: &dyn Ha
 
 /// It creates no hold, and leaves the hold of another holder as it is. Clause 4.
 pub async fn renewal_never_creates(harness: &dyn Harness) {
-    let (mut party, rival) = Party::two(harness, &unique("revive")).await;
+    let (mut party, other) = Party::two(harness, &unique("revive")).await;
     assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
     assert_eq!(party.holding().await, None);
-    let since = rival.now();
-    granted(rival.acquire().await);
+    let since = other.now();
+    granted(other.acquire().await);
     party.ttl = LONG * 10;
     assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
-    assert!(rival.holds(1).await);
-    let left = rival.holding().await.and_then(|holding| holding.remaining);
-    assert!(rival.fresh(left, since), "{left:?}");
+    assert!(other.holds(1).await);
+    let left = other.holding().await.and_then(|holding| holding.remaining);
+    assert!(other.fresh(left, since), "{left:?}");
 }
 
 /// The batch has as many items as the store takes at once: held, gone and taken ones in turn.
 pub async fn batch_of_renewals_is_answered_one_by_one_in_order(harness: &dyn Harness) {
     let name = unique("batch");
-    let (mut party, mut rival) = Party::two(harness, &name).await;
+    let (mut party, mut other) = Party::two(harness, &name).await;
     let size = party.store.capabilities().renewal_batch.clamp(1, 300);
     let mut batch = Vec::new();
     for i in 0..size {
         let name = Name::new(&format!("{name}:{i}")).expect("a good name");
-        (party.name, rival.name) = (name.clone(), name);
+        (party.name, other.name) = (name.clone(), name);
         match i % 3 {
             0 => drop(granted(party.again().acquire().await)),
-            1 => drop(granted(rival.again().acquire().await)),
+            1 => drop(granted(other.again().acquire().await)),
             _ => {}
         }
         batch.push(party.renewal());
@@ -197,7 +197,7 @@ pub async fn batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harness)
 
 /// Client libraries resend requests that they take for lost. Clause 2.
 pub async fn every_operation_may_run_twice(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("twice")).await;
+    let (party, other) = Party::two(harness, &unique("twice")).await;
     let first = granted(party.acquire().await);
     let second = granted(party.acquire().await);
     assert_eq!(first.fence, second.fence);
@@ -216,25 +216,25 @@ pub async fn every_operation_may_run_twice(harness: &dyn Harness) {
     }
     assert_eq!(released(party.release(0).await), None);
     assert_eq!(released(party.release(0).await), Some(Absence::Gone));
-    granted(rival.acquire().await);
-    assert!(rival.force().await);
-    assert!(!rival.force().await);
+    granted(other.acquire().await);
+    assert!(other.force().await);
+    assert!(!other.force().await);
     assert_eq!(party.holding().await, None);
 }
 
 /// The late request is of an earlier hold, and the name has another holder by now. Clause 2.
 pub async fn what_arrives_late_changes_nothing(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("late")).await;
+    let (party, other) = Party::two(harness, &unique("late")).await;
     granted(party.acquire().await);
     assert_eq!(released(party.release(0).await), None);
-    granted(rival.acquire().await);
-    recorded(rival.release(2).await);
+    granted(other.acquire().await);
+    recorded(other.release(2).await);
     assert_eq!(released(party.release(2).await), Some(Absence::Taken));
     assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
     assert_eq!(released(party.release(1).await), Some(Absence::Taken));
     assert_eq!(released(party.release(0).await), Some(Absence::Taken));
     held(party.acquire().await);
-    assert!(rival.holds(2).await);
+    assert!(other.holds(2).await);
 }
 
 /// It returns the holder id, the count and the remaining time, and nothing for a free name.
@@ -266,7 +266,7 @@ pub async fn what_is_not_a_lock_is_left_alone(harness: &dyn Harness) {
             wrong_type(party.release(1).await);
             wrong_type(party.release(0).await);
             wrong_type(party.look().await);
-            wrong_type(party.take_away().await);
+            wrong_type(party.try_force().await);
         }
         let verdicts = party.renew_all(batch).await;
         let mut verdicts = verdicts.expect("an answer").verdicts.into_iter();
@@ -290,13 +290,13 @@ pub async fn names_are_taken_as_they_are(harness: &dyn Harness) {
     }
     names.push(format!("{run}{}", "x".repeat(512 - 36)));
     names.push(format!("{run}{}", "é".repeat((512 - 36) / 2)));
-    let (mut party, mut rival) = Party::two(harness, &unique("odd")).await;
+    let (mut party, mut other) = Party::two(harness, &unique("odd")).await;
     let mut grants = Vec::new();
     for name in &names {
         party.name = Name::new(name).expect("a good name");
-        rival.name = party.name.clone();
+        other.name = party.name.clone();
         granted(party.again().acquire().await);
-        held(rival.acquire().await);
+        held(other.acquire().await);
         grants.push((party.name.clone(), party.holder));
     }
     for (name, holder) in grants {

@@ -17,7 +17,7 @@ fn done(time: Duration) -> Keep {
 
 /// The mark is a hold without a holder, and names its kind. A store that cannot keep it leaves the hold as it is.
 pub async fn release_with_a_mark_keeps_the_name_closed(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("closed")).await;
+    let (party, other) = Party::two(harness, &unique("closed")).await;
     for mark in [Mark::Done, Mark::Kept] {
         granted(party.acquire().await);
         let since = party.now();
@@ -29,7 +29,7 @@ pub async fn release_with_a_mark_keeps_the_name_closed(harness: &dyn Harness) {
             continue;
         }
         assert_eq!(released(closed), None);
-        let refused = rival.acquire().await;
+        let refused = other.acquire().await;
         match refused {
             Ok(Acquired::Held { closed, .. }) if mark == Mark::Done => {
                 assert_eq!(closed, Some(mark), "the refusal names it");
@@ -41,20 +41,20 @@ pub async fn release_with_a_mark_keeps_the_name_closed(harness: &dyn Harness) {
         }
         let left = held(refused);
         assert!(party.fresh(left, since), "{left:?}");
-        let holding = rival.holding().await.expect("the name is closed");
+        let holding = other.holding().await.expect("the name is closed");
         assert_eq!((&*holding.holder, holding.hold_count), (mark.holder(), 0));
         assert!(party.fresh(holding.remaining, since), "{holding:?}");
         let closed = holding.closed.expect("by a mark");
         assert_eq!((closed.mark, closed.by), (mark, party.holder.to_string()));
         assert!(closed.ago <= party.now().saturating_duration_since(since) + harness.slack());
         assert!(party.force().await);
-        assert_eq!(rival.holding().await, None);
+        assert_eq!(other.holding().await, None);
     }
 }
 
 /// What comes twice, or late, leaves the mark as it is. Clause 2.
 pub async fn mark_stays_whatever_comes_late(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("marked")).await;
+    let (party, other) = Party::two(harness, &unique("marked")).await;
     if !party.store.capabilities().keeps {
         return;
     }
@@ -62,14 +62,14 @@ pub async fn mark_stays_whatever_comes_late(harness: &dyn Harness) {
     let since = party.now();
     assert_eq!(released(close(&party, 0, done(LONG)).await), None);
     let mark = async |when: &str| {
-        let holding = rival.holding().await.unwrap_or_else(|| panic!("gone after {when}"));
+        let holding = other.holding().await.unwrap_or_else(|| panic!("gone after {when}"));
         assert!(party.fresh(holding.remaining, since), "{holding:?} after {when}");
         assert_eq!(holding.closed.map(|closed| closed.mark), Some(Mark::Done), "{when}");
     };
     let again = released(close(&party, 0, done(LONG * 2)).await);
     assert!(matches!(again, None | Some(Absence::Taken)), "{again:?}");
     mark("the same once more").await;
-    assert_eq!(released(close(&rival, 0, done(LONG * 2)).await), Some(Absence::Taken));
+    assert_eq!(released(close(&other, 0, done(LONG * 2)).await), Some(Absence::Taken));
     mark("that of another").await;
     assert_eq!(released(party.release(0).await), Some(Absence::Taken));
     mark("a release").await;
@@ -83,19 +83,19 @@ pub async fn mark_stays_whatever_comes_late(harness: &dyn Harness) {
 
 /// At the end of its time the name is free. Clause 3.
 pub async fn mark_ends_by_itself(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("reopens")).await;
+    let (party, other) = Party::two(harness, &unique("reopens")).await;
     if !party.store.capabilities().keeps {
         return;
     }
     let first = granted(party.acquire().await);
     assert_eq!(released(close(&party, 0, done(harness.ttl())).await), None);
-    held(rival.acquire().await);
+    held(other.acquire().await);
     harness.elapse(harness.ttl() + harness.slack()).await;
-    assert_eq!(rival.holding().await, None);
-    let second = granted(rival.acquire().await);
-    assert!(rival.follows(first.fence, second.fence), "{:?}, {:?}", first.fence, second.fence);
+    assert_eq!(other.holding().await, None);
+    let second = granted(other.acquire().await);
+    assert!(other.follows(first.fence, second.fence), "{:?}, {:?}", first.fence, second.fence);
     assert_eq!(released(close(&party, 0, done(LONG)).await), Some(Absence::Taken));
-    assert!(rival.holds(1).await, "a late copy harms nobody");
+    assert!(other.holds(1).await, "a late copy harms nobody");
 }
 
 /// A request that only lowers the count leaves no mark, and one for a hold that is not there neither. Clause 4.

@@ -21,8 +21,8 @@ fn waits(seconds: u64) -> Place {
 
 const TRIES: Place = Place { waited: Duration::ZERO, kept: Duration::ZERO };
 
-async fn asks(party: &Party<'_>, place: Place) -> Result<Acquired> {
-    party.store.acquire(party.request().with_place(Some(place))).await
+async fn asks(party: &Party<'_>, arrival: Place) -> Result<Acquired> {
+    party.store.acquire(party.request().with_place(Some(arrival))).await
 }
 
 async fn leaves(party: &Party<'_>) -> Result<Released> {
@@ -77,8 +77,8 @@ pub async fn place_in_a_line_that_does_not_exist_is_refused(harness: &dyn Harnes
     if has_line(&party) {
         return;
     }
-    for place in [waits(1), TRIES] {
-        let error = asks(&party, place).await.expect_err("places are not supported");
+    for arrival in [waits(1), TRIES] {
+        let error = asks(&party, arrival).await.expect_err("places are not supported");
         assert_eq!((error.kind(), error.fate()), (ErrorKind::Unsupported, Fate::NotExecuted));
     }
     assert!(party.holding().await.is_none());
@@ -98,16 +98,16 @@ pub async fn line_is_in_the_order_of_arrival(harness: &dyn Harness) {
         return;
     }
     assert_eq!(oldest(asks(&holder, waits(0)).await), None);
-    for (party, place) in [(&young, waits(10)), (&old, waits(20))] {
-        let left = held(asks(party, place).await);
+    for (party, arrival) in [(&young, waits(10)), (&old, waits(20))] {
+        let left = held(asks(party, arrival).await);
         assert!(left.is_none_or(|left| left <= holder.ttl), "{left:?}");
     }
     lined(&[&old, &young]).await;
     let (one, other) = Party::two(harness, &name).await;
     assert_eq!(released(holder.release(0).await), None);
     // The name is free, for the oldest.
-    for (party, place) in [(&young, waits(10)), (&one, TRIES)] {
-        let left = held(asks(party, place).await).expect("until the place lapses");
+    for (party, arrival) in [(&young, waits(10)), (&one, TRIES)] {
+        let left = held(asks(party, arrival).await).expect("until the place lapses");
         assert!(left <= LONG, "{left:?}");
     }
     lined(&[&old, &young]).await;
@@ -172,9 +172,9 @@ pub async fn release_takes_the_place_of_the_next_waiter(harness: &dyn Harness) {
     if !has_line(&holder) {
         return;
     }
-    let gives = async |place| {
+    let gives = async |arrival| {
         let release = Release::new(holder.target(), holder.holder, 0, PATIENCE);
-        holder.store.release(release.with_place(Some(place))).await
+        holder.store.release(release.with_place(Some(arrival))).await
     };
     granted(asks(&holder, waits(0)).await);
     held(asks(&other, waits(10)).await);

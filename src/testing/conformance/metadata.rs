@@ -22,7 +22,7 @@ async fn writes(party: &Party<'_>, metadata: Option<Metadata>) -> Result<bool> {
 }
 
 /// Returns whether the holder has the name.
-async fn tells(party: &Party<'_>, revision: u64) -> bool {
+async fn records(party: &Party<'_>, revision: u64) -> bool {
     writes(party, Some(value(revision))).await.expect("the store keeps metadata")
 }
 
@@ -30,7 +30,7 @@ async fn deletes(party: &Party<'_>) -> bool {
     writes(party, None).await.expect("the store deletes metadata")
 }
 
-async fn told(party: &Party<'_>) -> Option<Metadata> {
+async fn reported(party: &Party<'_>) -> Option<Metadata> {
     party.holding().await.and_then(|holder| holder.metadata).map(|metadata| *metadata)
 }
 
@@ -63,22 +63,22 @@ pub async fn metadata_is_that_of_the_present_holder(harness: &dyn Harness) {
         return;
     }
     granted(one.acquire().await);
-    assert_eq!(told(&one).await, None);
-    assert!(tells(&one, 2).await);
-    assert_eq!(told(&other).await, Some(value(2)), "every part of it");
-    assert!(!tells(&other, 9).await, "it does not hold");
+    assert_eq!(reported(&one).await, None);
+    assert!(records(&one, 2).await);
+    assert_eq!(reported(&other).await, Some(value(2)), "every part of it");
+    assert!(!records(&other, 9).await, "it does not hold");
     assert!(!deletes(&other).await, "it has written nothing");
-    assert_eq!(told(&other).await, Some(value(2)));
+    assert_eq!(reported(&other).await, Some(value(2)));
     released(one.release(0).await);
-    assert!(!tells(&one, 3).await, "it holds no more");
+    assert!(!records(&one, 3).await, "it holds no more");
     granted(other.acquire().await);
-    assert_eq!(told(&other).await, None, "never that of an earlier holder");
+    assert_eq!(reported(&other).await, None, "never that of an earlier holder");
     deletes(&one).await;
-    assert!(tells(&other, 1).await, "numbers are those of one holder");
+    assert!(records(&other, 1).await, "numbers are those of one holder");
     assert!(!deletes(&one).await, "late");
-    assert_eq!(told(&one).await, Some(value(1)));
+    assert_eq!(reported(&one).await, Some(value(1)));
     assert!(deletes(&other).await);
-    assert_eq!(told(&one).await, None);
+    assert_eq!(reported(&one).await, None);
     assert!(other.holds(1).await, "the lock stays");
 }
 
@@ -90,8 +90,8 @@ pub async fn metadata_may_be_written_twice_and_late(harness: &dyn Harness) {
     }
     granted(one.acquire().await);
     for (revision, newest) in [(1, 1), (1, 1), (3, 3), (2, 3), (3, 3), (4, 4)] {
-        assert!(tells(&one, revision).await);
-        assert_eq!(told(&one).await, Some(value(newest)));
+        assert!(records(&one, revision).await);
+        assert_eq!(reported(&one).await, Some(value(newest)));
     }
     assert!(deletes(&one).await);
     assert!(!deletes(&one).await);
@@ -104,24 +104,24 @@ pub async fn metadata_lives_as_long_as_the_hold(harness: &dyn Harness) {
         return;
     }
     granted(one.acquire().await);
-    assert!(tells(&one, 1).await);
+    assert!(records(&one, 1).await);
     recorded(one.release(2).await);
     one.renew().await.expect("renewed");
-    assert_eq!(told(&one).await, Some(value(1)));
+    assert_eq!(reported(&one).await, Some(value(1)));
     released(one.release(1).await);
     assert!(one.holds(1).await);
-    assert_eq!(told(&one).await, Some(value(1)));
+    assert_eq!(reported(&one).await, Some(value(1)));
     recorded(one.release(2).await);
-    assert!(tells(&one, 2).await);
+    assert!(records(&one, 2).await);
     assert!(one.holds(2).await, "the hold count is not touched");
     let one = one.short();
     one.renew().await.expect("renewed");
     one.outlast().await;
     assert!(one.holding().await.is_none());
-    assert!(!tells(&one, 3).await, "it has expired");
+    assert!(!records(&one, 3).await, "it has expired");
     let next = Party::new(harness, &one.name).await;
     granted(next.acquire().await);
-    assert_eq!(told(&next).await, None);
+    assert_eq!(reported(&next).await, None);
 }
 
 /// See [`Topic::Metadata`].
@@ -134,14 +134,14 @@ pub async fn metadata_wakes_observers(harness: &dyn Harness) {
     granted(one.acquire().await);
     // The subscription may have been on its way until now.
     for revision in 1.. {
-        assert!(tells(&one, revision).await);
+        assert!(records(&one, revision).await);
         if timeout(PATIENCE / 50, hints.recv()).await.is_ok() {
             break;
         }
         assert!(revision < 50, "nobody was woken");
     }
     while timeout(PATIENCE / 50, hints.recv()).await.is_ok() {}
-    assert!(tells(&one, 100).await);
+    assert!(records(&one, 100).await);
     timeout(PATIENCE, hints.recv()).await.expect("woken by what is written");
     while timeout(PATIENCE / 50, hints.recv()).await.is_ok() {}
     assert!(deletes(&one).await);
@@ -152,7 +152,8 @@ pub async fn metadata_wakes_observers(harness: &dyn Harness) {
 pub async fn metadata_of_a_shared_name_is_refused(harness: &dyn Harness) {
     for mode in [Mode::Read, Mode::Permits { size: 2, take: 1 }] {
         let party = Party::of(harness, &unique("metadata-shared"), mode).await;
-        let error = writes(&party, Some(value(1))).await.expect_err("only exclusive holds tell");
+        let error =
+            writes(&party, Some(value(1))).await.expect_err("only exclusive holds have metadata");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
 }

@@ -107,7 +107,7 @@ impl<'a> Party<'a> {
     /// Returns the holders as the store knows them, in their order of the text.
     pub(super) async fn holders(&self) -> Vec<HolderInfo> {
         let inspection = self.store.inspect(Inspect::new(self.target(), PATIENCE)).await;
-        let mut holders = inspection.expect("the store tells the holders").holders;
+        let mut holders = inspection.expect("the store returns the holders").holders;
         holders.sort_by(|one, other| one.holder.cmp(&other.holder));
         holders
     }
@@ -178,12 +178,12 @@ impl<'a> Party<'a> {
         self.look().await.expect("the store returns the holders")
     }
 
-    pub(super) async fn take_away(&self) -> Result<bool> {
+    pub(super) async fn try_force(&self) -> Result<bool> {
         self.store.force_release(ForceRelease::new(self.target(), PATIENCE)).await
     }
 
     pub(super) async fn force(&self) -> bool {
-        self.take_away().await.expect("the store takes the name away")
+        self.try_force().await.expect("the store takes the name away")
     }
 
     /// Returns whether the hold is there with this count.

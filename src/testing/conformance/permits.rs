@@ -307,7 +307,7 @@ pub async fn kinds_of_locks_do_not_mix(harness: &dyn Harness) {
             }
             wrong_type(party.acquire().await);
             wrong_type(party.look_any().await);
-            wrong_type(party.take_away().await);
+            wrong_type(party.try_force().await);
         }
         assert_eq!(renewed(holder.renew().await), None, "{held_as:?}");
         assert_eq!(holder.holders().await.len(), 1, "{held_as:?}");

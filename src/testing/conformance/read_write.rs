@@ -186,8 +186,8 @@ fn can_lose_changes(party: &Party<'_>) -> bool {
 
 /// Asks with a place that is kept for `kept`, as a waiter that has waited for so many milliseconds.
 async fn asks(party: &Party<'_>, waited: u64, kept: Duration) -> Result<Acquired> {
-    let place = Place::new(Duration::from_millis(waited), kept);
-    party.store.acquire(party.request().with_place(Some(place))).await
+    let arrival = Place::new(Duration::from_millis(waited), kept);
+    party.store.acquire(party.request().with_place(Some(arrival))).await
 }
 
 /// See [`Place`]. A store that keeps no places may grant in any order, as far as the modes allow.
@@ -223,7 +223,7 @@ pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
 }
 
 /// Returns whether the store keeps the places of both sides. One that does not know the remaining time has an order of its own.
-fn keeps_places(party: &Party<'_>) -> bool {
+fn keeps_arrivals(party: &Party<'_>) -> bool {
     party.store.capabilities().time_left && party.harness.keeps_places_of_readers()
 }
 
@@ -231,7 +231,7 @@ fn keeps_places(party: &Party<'_>) -> bool {
 pub async fn place_lapses_with_its_own_waiter(harness: &dyn Harness) {
     let name = unique("rw-gone");
     let holder = Party::of(harness, &name, Mode::Write).await;
-    if !holder.supported() || !keeps_places(&holder) {
+    if !holder.supported() || !keeps_arrivals(&holder) {
         return;
     }
     let gone = Party::of(harness, &name, Mode::Read).await;
@@ -251,7 +251,7 @@ pub async fn place_lapses_with_its_own_waiter(harness: &dyn Harness) {
 pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
     let name = unique("rw-pair");
     let holder = Party::of(harness, &name, Mode::Write).await;
-    if !holder.supported() || !keeps_places(&holder) {
+    if !holder.supported() || !keeps_arrivals(&holder) {
         return;
     }
     for first in [Mode::Read, Mode::Write] {

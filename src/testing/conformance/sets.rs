@@ -99,9 +99,9 @@ pub async fn set_with_a_held_name_takes_no_name(harness: &dyn Harness) {
                 assert!(holder.fresh(left, since), "{left:?}");
             } else {
                 spared(&verdict);
-                let mut rival = Party::new(harness, &set.0[other].name).await;
-                granted(rival.again().acquire().await);
-                assert_eq!(released(rival.release(0).await), None);
+                let mut party = Party::new(harness, &set.0[other].name).await;
+                granted(party.again().acquire().await);
+                assert_eq!(released(party.release(0).await), None);
             }
         }
         assert_eq!(set.held().await, [false; 3]);
@@ -130,14 +130,14 @@ pub async fn late_copy_of_a_set_changes_nothing(harness: &dyn Harness) {
     set.granted().await;
     assert_eq!(released(set.0[0].release(0).await), None);
     assert!(set.0[1].force().await);
-    let rival = Party::new(harness, &set.0[1].name).await;
-    granted(rival.acquire().await);
+    let other = Party::new(harness, &set.0[1].name).await;
+    granted(other.acquire().await);
     let [first, second, third] = set.verdicts().await;
     spared(&first);
     held(some(second));
     spared(&third);
     assert_eq!(set.held().await, [false, false, true]);
-    assert!(rival.holds(1).await);
+    assert!(other.holds(1).await);
 }
 
 /// The others stay free. Clause 11.

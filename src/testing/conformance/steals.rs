@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// Returns whether the verdict of a renewal fits a hold that ended by this act. A store without notes does not know it.
-fn is_told(absence: Option<Absence>, act: Act) -> bool {
+fn is_reported(absence: Option<Absence>, act: Act) -> bool {
     absence == act.absence() || matches!(absence, Some(Absence::Taken | Absence::Gone))
 }
 
@@ -28,14 +28,14 @@ pub async fn stolen_name_has_the_new_holder_only(harness: &dyn Harness) {
     assert!(thief.holds(1).await, "the count is that of the new holder");
     assert!(old.follows(before.fence, after.fence), "{:?} {:?}", before.fence, after.fence);
     let absence = renewed(old.renew().await);
-    assert!(is_told(absence, Act::Stolen), "{absence:?}");
+    assert!(is_reported(absence, Act::Stolen), "{absence:?}");
     assert!(released(old.release(3).await).is_some());
     assert!(released(old.release(0).await).is_some());
     assert!(thief.holds(1).await);
     if let Some(note) = old.note().await {
         assert_eq!((note.act, &*note.by, &*note.why), (Act::Stolen, "host:7", WHY));
         assert!(note.fence_to_beat.is_none() || note.fence_to_beat == after.fence);
-        assert_eq!(absence, Some(Absence::Stolen), "a store with notes tells the act");
+        assert_eq!(absence, Some(Absence::Stolen), "a store with notes reports the act");
     }
     assert_eq!(thief.note().await, None, "it is not for the new holder");
     assert_eq!(released(thief.release(0).await), None);
@@ -137,7 +137,7 @@ pub async fn wish_leaves_a_note_and_the_hold(harness: &dyn Harness) {
     let inbox = holder.store.inbox(holder.holder.manager());
     match other.want(&holder).await {
         Err(error) if error.kind() == ErrorKind::Unsupported => return,
-        told => assert!(!told.expect("an answer"), "nobody holds it"),
+        sent => assert!(!sent.expect("an answer"), "no party holds it"),
     }
     assert_eq!(holder.note().await, None);
     granted(holder.acquire().await);
@@ -190,7 +190,7 @@ pub async fn forced_release_with_a_reason_leaves_a_note(harness: &dyn Harness) {
         let force = ForceRelease::new(other.target(), PATIENCE).with_reason(Some(reason()));
         assert!(other.store.force_release(force).await.expect("an answer"));
         let absence = renewed(holder.renew().await);
-        assert!(is_told(absence, Act::Forced), "{mode:?} {absence:?}");
+        assert!(is_reported(absence, Act::Forced), "{mode:?} {absence:?}");
         if let Some(note) = holder.note().await {
             assert_eq!((note.act, &*note.why), (Act::Forced, WHY));
             assert_eq!(absence, Some(Absence::Forced), "{mode:?}");

@@ -28,10 +28,10 @@ pub struct Times {
 impl Pulse {
     pub async fn connect(url: &str) -> Result<Self> {
         let way = Way::Scripts { fenced: true, timeout: false };
-        let told = |error: fred::error::Error| error.to_string();
-        let floor = floor_fred::connect(url.to_owned(), way).await.map_err(told)?;
-        let client = bare::client(url).await.map_err(told)?;
-        let sha = bare::load(&client, "return 1").await.map_err(told)?;
+        let text = |error: fred::error::Error| error.to_string();
+        let floor = floor_fred::connect(url.to_owned(), way).await.map_err(text)?;
+        let client = bare::client(url).await.map_err(text)?;
+        let sha = bare::load(&client, "return 1").await.map_err(text)?;
         let name = format!("pulse:{}", std::process::id());
         Ok(Self { floor, name, client, sha, times: Mutex::default() })
     }

@@ -61,7 +61,7 @@ pub async fn work(job: Value, mut parent: Parent) -> Result<()> {
     let text = |key: &str| job[key].as_str().unwrap_or_default();
     let manager = connect(text("url")).await.map_err(|error| error.to_string())?;
     let lease = manager.lock(text("name")).lock().await.map_err(|error| error.to_string())?;
-    parent.tell(&json!({ "held": true }));
+    parent.send(&json!({ "held": true }));
     parent.next().await;
     drop(lease);
     Ok(())

@@ -159,7 +159,7 @@ impl Post {
         let text = |key: &str| job[key].as_str().unwrap_or_default().to_owned();
         let runner = connect(&text("contender"), text("url")).await?;
         runner.sequential(format!("warm:{}", std::process::id()), 50).await?;
-        parent.tell(&json!({ "ready": true }));
+        parent.send(&json!({ "ready": true }));
         let go = parent.next().await;
         let time = |key: &str| go[key].as_u64().unwrap_or_default();
         let (name, file) = (text("name"), text("file").into());

@@ -36,21 +36,21 @@ pub async fn run(bench: &mut Bench) {
 
 /// Returns the medians of both, in nanoseconds. Their blocks take turns.
 async fn measure(url: &str, blocks: usize) -> Result<(f64, f64)> {
-    let told = |error: leasehold::Error| error.to_string();
-    let leases = LeaseManager::connect(url).await.map_err(told)?;
+    let text = |error: leasehold::Error| error.to_string();
+    let leases = LeaseManager::connect(url).await.map_err(text)?;
     let mut single = leases.lock("multi:one");
     let mut several =
-        leases.multi_lock((0..NAMES).map(|name| format!("multi:{name}"))).map_err(told)?;
+        leases.multi_lock((0..NAMES).map(|name| format!("multi:{name}"))).map_err(text)?;
     let (mut one, mut many) = (Vec::new(), Vec::new());
     for _ in 0..blocks {
         for _ in 0..BLOCK {
             let start = Instant::now();
-            single.lock().await.map_err(told)?.unlock().await.map_err(told)?;
+            single.lock().await.map_err(text)?.unlock().await.map_err(text)?;
             one.push(start.elapsed().as_nanos() as u64);
         }
         for _ in 0..BLOCK {
             let start = Instant::now();
-            several.lock().await.map_err(told)?.unlock().await.map_err(told)?;
+            several.lock().await.map_err(text)?.unlock().await.map_err(text)?;
             many.push(start.elapsed().as_nanos() as u64);
         }
     }

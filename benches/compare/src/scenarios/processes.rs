@@ -58,12 +58,12 @@ async fn measure(
     let name = format!("four:{}:{round}", entry.id);
     let job = |file: &PathBuf| post("contend", server, entry, name.clone(), file);
     let jobs: Vec<Value> = files.iter().map(job).collect();
-    let mut workers = Worker::crew(&jobs, PATIENCE).await?;
+    let mut workers = Worker::start_all(&jobs, PATIENCE).await?;
     let before = server.calls();
     let start = now() + 50_000_000;
     let end = start + window.as_nanos() as u64;
     for worker in &mut workers {
-        worker.tell(&json!({ "start": start, "end": end })).await?;
+        worker.send(&json!({ "start": start, "end": end })).await?;
     }
     let mut all = Tenure::default();
     for (worker, file) in workers.iter_mut().zip(&files) {
@@ -102,6 +102,6 @@ pub async fn work(job: Value, mut parent: Parent) -> Result<()> {
     let post = Post::take(&job, &mut parent).await?;
     let tenure = post.runner.contend(post.name, TASKS, post.start, post.end).await?;
     tenure.save(&post.file).map_err(|error| error.to_string())?;
-    parent.tell(&json!({ "errors": tenure.errors, "first_error": tenure.first_error }));
+    parent.send(&json!({ "errors": tenure.errors, "first_error": tenure.first_error }));
     Ok(())
 }

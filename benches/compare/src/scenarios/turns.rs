@@ -46,16 +46,17 @@ pub async fn run(bench: &mut Bench) {
     let trips = board.median("leasehold", "trips");
     targets.at_most("6: release to grant elsewhere, p50, x bare acquire", 2.5, trips);
 
-    let mut told =
+    let mut deletions =
         Board::new("6a", "from DEL of the key to the holder's token, T = 3 s (for information)");
     match deleted(server, arguments.pick(40, 20)).await {
         Ok(times) => {
             let ms = |part| percentile(&times, part) / 1e6;
-            told.add(sink, "leasehold", &[("p50_ms", ms(0.5)), ("max_ms", ms(1.0))]);
+            deletions.add(sink, "leasehold", &[("p50_ms", ms(0.5)), ("max_ms", ms(1.0))]);
         }
-        Err(error) => told.fail(sink, "leasehold", &error),
+        Err(error) => deletions.fail(sink, "leasehold", &error),
     }
-    told.print(&[Column("p50_ms", "p50 ms", 0, false), Column("max_ms", "longest ms", 0, false)]);
+    deletions
+        .print(&[Column("p50_ms", "p50 ms", 0, false), Column("max_ms", "longest ms", 0, false)]);
 }
 
 async fn measure(
@@ -67,11 +68,11 @@ async fn measure(
     let files = [0, 1].map(|number| server.dir().join(format!("turns-{number}")));
     let name = format!("turns:{}:{round}", entry.id);
     let jobs = files.each_ref().map(|file| post("turns", server, entry, name.clone(), file));
-    let mut workers = Worker::crew(&jobs, PATIENCE).await?;
+    let mut workers = Worker::start_all(&jobs, PATIENCE).await?;
     let start = now() + 20_000_000;
     let end = start + window.as_nanos() as u64;
     for worker in &mut workers {
-        worker.tell(&json!({ "start": start, "end": end })).await?;
+        worker.send(&json!({ "start": start, "end": end })).await?;
     }
     let (mut all, mut trips, mut empty) = (Tenure::default(), Vec::new(), Vec::new());
     for (worker, file) in workers.iter_mut().zip(&files) {
@@ -114,18 +115,18 @@ pub async fn work(job: Value, mut parent: Parent) -> Result<()> {
     let tenure = runner.turns(name, start, end, Arc::clone(&pulse)).await?;
     tenure.save(&file).map_err(|error| error.to_string())?;
     let times = pulse.times();
-    parent.tell(&json!({ "trips": times.acquire, "empty": times.empty }));
+    parent.send(&json!({ "trips": times.acquire, "empty": times.empty }));
     Ok(())
 }
 
 /// Nanoseconds from the deletion of each key to its holder's token.
 async fn deleted(server: &Server, leases: usize) -> Result<Vec<u64>> {
-    let told = |error: leasehold::Error| error.to_string();
+    let text = |error: leasehold::Error| error.to_string();
     let ttl = Duration::from_secs(3);
-    let manager = LeaseManager::builder().ttl(ttl).connect(&server.url()).await.map_err(told)?;
+    let manager = LeaseManager::builder().ttl(ttl).connect(&server.url()).await.map_err(text)?;
     let mut watchers = Vec::new();
     for number in 0..leases {
-        let lease = manager.lock(format!("deleted:{number}")).lock().await.map_err(told)?;
+        let lease = manager.lock(format!("deleted:{number}")).lock().await.map_err(text)?;
         let token = lease.cancellation_token();
         let watcher = tokio::spawn(async move {
             token.cancelled().await;

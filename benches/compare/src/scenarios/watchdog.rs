@@ -74,7 +74,7 @@ async fn measure(
     }))?;
     let held = worker.next(PATIENCE).await?;
     let (calls, cpu) = (server.calls(), server.cpu());
-    worker.tell(&json!("go")).await?;
+    worker.send(&json!("go")).await?;
     let end = worker.next(ttl + PATIENCE).await?;
     let (calls, cpu) = (server.calls().since(&calls), server.cpu() - cpu);
     let number = |said: &Value, key: &str| said[key].as_f64().unwrap_or(f64::NAN);
@@ -96,16 +96,16 @@ pub async fn work(job: Value, mut parent: Parent) -> Result<()> {
     let leases = job["leases"].as_u64().unwrap_or_default() as usize;
     let ttl = Duration::from_millis(job["ttl_ms"].as_u64().unwrap_or_default());
     let url = job["url"].as_str().unwrap_or_default();
-    let told = |error: leasehold::Error| error.to_string();
-    let manager = LeaseManager::builder().ttl(ttl).connect(url).await.map_err(told)?;
+    let text = |error: leasehold::Error| error.to_string();
+    let manager = LeaseManager::builder().ttl(ttl).connect(url).await.map_err(text)?;
     // What grows once and not with each lease should be there before.
-    drop(take(&manager, "warm", TAKERS * 4).await.map_err(told)?);
+    drop(take(&manager, "warm", TAKERS * 4).await.map_err(text)?);
     tokio::time::sleep(Duration::from_millis(200)).await;
 
     let before = resident_bytes();
-    let held = take(&manager, "lease", leases).await.map_err(told)?;
+    let held = take(&manager, "lease", leases).await.map_err(text)?;
     let bytes = resident_bytes().saturating_sub(before) / leases;
-    parent.tell(&json!({ "bytes": bytes }));
+    parent.send(&json!({ "bytes": bytes }));
     parent.next().await;
 
     let cpu = cpu_time();
@@ -119,7 +119,7 @@ pub async fn work(job: Value, mut parent: Parent) -> Result<()> {
     let cpu = cpu_time() - cpu;
     let late = watch.end();
     let lost = held.iter().filter(|(_, lease)| lease.check().is_err()).count();
-    parent.tell(&json!({
+    parent.send(&json!({
         "cpu_ms": cpu.as_secs_f64() * 1e3,
         "late_p99_ms": late_ms(&late, 0.99),
         "late_max_ms": late_ms(&late, 1.0),

@@ -1,6 +1,6 @@
 //! Counts holds by class and mode, and waiters by class, in the order of the events.
 
-use super::event::{Census, Event, EventKind, How};
+use super::event::{ClassCounts, Event, EventKind, How};
 use crate::store::Mode;
 
 /// The numbers of all classes. There are few.
@@ -42,7 +42,7 @@ impl Classes {
             _ => {}
         }
         let leases = class.leases[mode.index()];
-        event.census = Census { leases, leases_before, waiters: class.waiters };
+        event.counts = ClassCounts { leases, leases_before, waiters: class.waiters };
     }
 
     fn of(&mut self, class: &'static str) -> &mut Class {

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 const HELP: &str = "\
 leasehold against the bare scripts and other lock crates, on a redis-server of its own
 
-  --quick            two minutes: fewer and shorter rounds, fewer leases, no polling every 5 ms;
-                     the exit code judges nothing
+  --quick            fewer and shorter rounds, fewer leases, no polling every 5 ms; the exit code judges nothing
   --scenario LIST    1,2,2b,3,3b,4,5,6,6b,7; default all
   --only LIST        contenders by id, such as leasehold,floor-fred; default all
   --unpinned         leaves out the tables `1 pinned`, `2 pinned`, `2b pinned` and `6 pinned`, for which the program
@@ -16,7 +15,7 @@ leasehold against the bare scripts and other lock crates, on a redis-server of i
   --rounds N         how often each contender is measured; default 3 to 6 by scenario
   --json FILE        JSON lines, one for each contender, scenario and round, to a file
                      (`-`: to stdout, between the tables)
-  --list             tells the ids of the contenders
+  --list             prints the ids of the contenders
 
 Exit code 1 when a target is missed.";
 

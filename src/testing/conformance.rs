@@ -64,7 +64,7 @@ macro_rules! conformance_suite {
         $crate::conformance_suite! { @each [$(#[$test])+] [$harness]
             free_name_is_granted
             held_name_is_refused_with_the_time_it_has_left
-            only_one_of_many_rivals_is_granted
+            only_one_of_many_requests_is_granted
             same_token_is_granted_again_with_the_same_fence
             record_sets_the_count_and_nothing_else
             record_never_creates
@@ -85,7 +85,7 @@ macro_rules! conformance_suite {
             memory_of_the_last_fence_is_renewed
             fences_grow_beyond_the_memory_of_the_last
             without_fencing_there_is_no_fence
-            inspection_tells_who_holds
+            inspection_reports_the_holder
             metadata_is_that_of_the_present_holder
             metadata_may_be_written_twice_and_late
             metadata_lives_as_long_as_the_hold
@@ -100,23 +100,23 @@ macro_rules! conformance_suite {
             names_are_taken_as_they_are
             mode_that_is_not_supported_is_refused
             batch_with_a_mode_that_is_not_supported_is_refused
-            place_in_a_line_that_does_not_exist_is_refused
+            arrival_in_a_line_that_does_not_exist_is_refused
             line_is_in_the_order_of_arrival
-            requests_with_a_place_may_run_twice_and_late
-            release_takes_the_place_of_the_next_waiter
-            place_lapses_by_itself
+            requests_with_an_arrival_may_run_twice_and_late
+            release_records_the_arrival_of_the_next_waiter
+            arrival_lapses_by_itself
             waiter_behind_a_mark_is_in_the_line
-            place_that_is_left_wakes_the_others
-            place_that_is_left_goes_to_the_next_waiter
-            place_that_moves_back_wakes_the_first
+            arrival_that_is_left_wakes_the_others
+            arrival_that_is_left_goes_to_the_next_waiter
+            arrival_that_moves_back_wakes_the_first
             readers_share_a_name_and_exclude_a_writer
             fences_of_readers_grow_between_those_of_writers
             read_write_requests_may_run_twice
             mode_changes_only_on_request_and_only_for_the_sole_reader
             older_waiter_of_the_other_side_goes_first
-            place_lapses_with_its_own_waiter
+            arrival_lapses_with_its_own_waiter
             one_of_two_waiters_always_goes_first
-            place_of_a_side_is_given_up_once
+            arrival_of_a_side_is_given_up_once
             readers_expire_one_by_one
             read_write_releases_wake_waiters
             permits_are_counted

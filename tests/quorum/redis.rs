@@ -168,7 +168,7 @@ impl Harness for Servers {
         Duration::from_millis(600)
     }
 
-    fn keeps_places_of_readers(&self) -> bool {
+    fn keeps_arrivals_of_readers(&self) -> bool {
         false
     }
 

@@ -122,7 +122,7 @@ impl Harness for Nodes {
         Duration::from_millis(300)
     }
 
-    fn keeps_places_of_readers(&self) -> bool {
+    fn keeps_arrivals_of_readers(&self) -> bool {
         false
     }
 

@@ -31,7 +31,7 @@ pub async fn held_name_is_refused_with_the_time_it_has_left(harness: &dyn Harnes
 }
 
 /// The store decides requests that arrive together one after the other. Clause 1.
-pub async fn only_one_of_many_rivals_is_granted(harness: &dyn Harness) {
+pub async fn only_one_of_many_requests_is_granted(harness: &dyn Harness) {
     let name = unique("rivals");
     let mut requests = JoinSet::new();
     for _ in 0..5 {
@@ -238,7 +238,7 @@ pub async fn what_arrives_late_changes_nothing(harness: &dyn Harness) {
 }
 
 /// It returns the holder id, the count and the remaining time, and nothing for a free name.
-pub async fn inspection_tells_who_holds(harness: &dyn Harness) {
+pub async fn inspection_reports_the_holder(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("inspect")).await;
     assert_eq!(other.holding().await, None);
     let since = party.now();

@@ -72,7 +72,7 @@ fn oldest(verdict: Result<Acquired>) -> Option<Duration> {
 }
 
 /// See [`Line`]: a place is refused, not ignored, and nothing is executed.
-pub async fn place_in_a_line_that_does_not_exist_is_refused(harness: &dyn Harness) {
+pub async fn arrival_in_a_line_that_does_not_exist_is_refused(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("no-line")).await;
     if has_line(&party) {
         return;
@@ -126,7 +126,7 @@ pub async fn line_is_in_the_order_of_arrival(harness: &dyn Harness) {
 }
 
 /// Clauses 2 and 5, for places.
-pub async fn requests_with_a_place_may_run_twice_and_late(harness: &dyn Harness) {
+pub async fn requests_with_an_arrival_may_run_twice_and_late(harness: &dyn Harness) {
     let name = unique("line-twice");
     let [holder, mut waiter, other] = three(harness, &name).await;
     if !has_line(&holder) {
@@ -166,7 +166,7 @@ pub async fn requests_with_a_place_may_run_twice_and_late(harness: &dyn Harness)
 }
 
 /// See [`Release::place`].
-pub async fn release_takes_the_place_of_the_next_waiter(harness: &dyn Harness) {
+pub async fn release_records_the_arrival_of_the_next_waiter(harness: &dyn Harness) {
     let name = unique("line-release");
     let [holder, other, third] = three(harness, &name).await;
     if !has_line(&holder) {
@@ -222,7 +222,7 @@ pub async fn waiter_behind_a_mark_is_in_the_line(harness: &dyn Harness) {
 }
 
 /// Clause 3, for places.
-pub async fn place_lapses_by_itself(harness: &dyn Harness) {
+pub async fn arrival_lapses_by_itself(harness: &dyn Harness) {
     let name = unique("line-lapse");
     let [holder, dead, other] = three(harness, &name).await;
     if !has_line(&holder) {
@@ -242,7 +242,7 @@ pub async fn place_lapses_by_itself(harness: &dyn Harness) {
 }
 
 /// The first in the line may have been refused by that place.
-pub async fn place_that_moves_back_wakes_the_first(harness: &dyn Harness) {
+pub async fn arrival_that_moves_back_wakes_the_first(harness: &dyn Harness) {
     let name = unique("line-back");
     let [holder, gone, first] = three(harness, &name).await;
     if !has_line(&holder) || !holder.store.capabilities().wakeups {
@@ -265,7 +265,7 @@ pub async fn place_that_moves_back_wakes_the_first(harness: &dyn Harness) {
 }
 
 /// See [`Release::place`].
-pub async fn place_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness) {
+pub async fn arrival_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness) {
     let name = unique("line-next");
     let [holder, gone, younger] = three(harness, &name).await;
     if !has_line(&holder) {
@@ -297,7 +297,7 @@ pub async fn place_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness) {
 }
 
 /// See [`Ends::Arrival`](crate::store::Ends::Arrival).
-pub async fn place_that_is_left_wakes_the_others(harness: &dyn Harness) {
+pub async fn arrival_that_is_left_wakes_the_others(harness: &dyn Harness) {
     // Its manager may have a later waiter, who came after the others.
     for has_later in [false, true] {
         let name = unique("line-leave");

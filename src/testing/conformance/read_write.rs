@@ -181,7 +181,7 @@ pub async fn mode_changes_only_on_request_and_only_for_the_sole_reader(harness: 
 /// Returns whether the store can lose a change of the mode. One that does not know the remaining time, because a session keeps
 /// its leases, loses no change without the session. A quorum knows by itself which nodes have the change.
 fn can_lose_changes(party: &Party<'_>) -> bool {
-    party.store.capabilities().time_left && party.harness.keeps_places_of_readers()
+    party.store.capabilities().time_left && party.harness.keeps_arrivals_of_readers()
 }
 
 /// Asks with a place that is kept for `kept`, as a waiter that has waited for so many milliseconds.
@@ -209,7 +209,7 @@ pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
     assert_eq!(released(early.release(0).await), None);
     assert_eq!(released(reads.release(0).await), None);
     granted(asks(&writer, 500, LONG).await);
-    if !harness.keeps_places_of_readers() {
+    if !harness.keeps_arrivals_of_readers() {
         return;
     }
     // Now a reader waits, and a writer that came later lets it go first.
@@ -224,11 +224,11 @@ pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
 
 /// Returns whether the store keeps the places of both sides. One that does not know the remaining time has an order of its own.
 fn keeps_arrivals(party: &Party<'_>) -> bool {
-    party.store.capabilities().time_left && party.harness.keeps_places_of_readers()
+    party.store.capabilities().time_left && party.harness.keeps_arrivals_of_readers()
 }
 
 /// See [`Place`]. A younger waiter of the same side does not keep the place of one that is gone.
-pub async fn place_lapses_with_its_own_waiter(harness: &dyn Harness) {
+pub async fn arrival_lapses_with_its_own_waiter(harness: &dyn Harness) {
     let name = unique("rw-gone");
     let holder = Party::of(harness, &name, Mode::Write).await;
     if !holder.supported() || !keeps_arrivals(&holder) {
@@ -273,7 +273,7 @@ pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
 }
 
 /// See [`Ends::Arrival`](crate::store::Ends::Arrival). A store that keeps no places has nothing to give up.
-pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
+pub async fn arrival_of_a_side_is_given_up_once(harness: &dyn Harness) {
     let name = unique("rw-leave");
     let reads = Party::of(harness, &name, Mode::Read).await;
     if !reads.supported() || !reads.store.capabilities().time_left {

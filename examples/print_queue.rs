@@ -62,7 +62,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         documents.spawn(async move { timeout(patience, job).await.unwrap_or(Ok(())) });
         sleep(Duration::from_millis(10)).await;
     }
-    for waiting in offices[0].line(PRINTER).await? {
+    for waiting in offices[0].waiters(PRINTER).await? {
         println!("office {} has waited for {:?}", waiting.manager, waiting.waited);
     }
     jam.unlock().await?;

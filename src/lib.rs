@@ -143,7 +143,7 @@
 //!   connections and its watchdog.
 //! - [`Builder`] has its settings.
 //! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names. A
-//!   [fair](LeaseManager::fair_lock) `Lock` serves the waiters of all processes in the order of arrival; [`Waiting`] is a
+//!   [fair](LeaseManager::fair_lock) `Lock` serves the waiters of all processes in the order of arrival; [`WaitingManager`] is a
 //!   manager that waits.
 //! - [`MultiLock`] is a handle on several names: it locks all of them or none. [`MultiLease`] is its guard.
 //! - [`RwLock`] is a handle on a read-write lock; [`ReadLease`] and [`WriteLease`] are its guards, [`Upgraded`] the
@@ -225,7 +225,7 @@ pub use observe::{
 };
 pub use store::{
     Act, Check, Closed, Finding, HolderId, HolderInfo, Mark, Metadata, Mode, Note, Owner,
-    Preflight, Unfit, Waiting,
+    Preflight, Unfit, WaitingManager,
 };
 pub use tokio_util::sync::CancellationToken;
 

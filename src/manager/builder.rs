@@ -304,7 +304,7 @@ impl Builder {
     /// Describes the process of this manager in the store: service, version, host and process id.
     ///
     /// The ids of holders, of readers and permits too, of waiters in a line and of those that closed a name lead to it:
-    /// [`inspect`](LeaseManager::inspect), [`holders`](LeaseManager::holders), [`line`](LeaseManager::line) and
+    /// [`inspect`](LeaseManager::inspect), [`holders`](LeaseManager::holders), [`waiters`](LeaseManager::waiters) and
     /// [`owner_of`](LeaseManager::owner_of) report it. On Redis the service is also a part of the name of each connection,
     /// which `CLIENT LIST` shows.
     ///

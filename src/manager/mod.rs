@@ -19,7 +19,7 @@ use crate::locks::rw_lock::RwLock;
 use crate::locks::semaphore::Semaphore;
 use crate::locks::slots::Slots;
 use crate::observe::{Events, Health, Stats};
-use crate::store::{HolderInfo, Name, Owner, Reason, Waiting};
+use crate::store::{HolderInfo, Name, Owner, Reason, WaitingManager};
 use std::fmt;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
@@ -379,15 +379,15 @@ impl LeaseManager {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
-    /// for waiting in leases.line("printer").await? {
+    /// for waiting in leases.waiters("printer").await? {
     ///     println!("{} has waited for {:?}", waiting.manager, waiting.waited);
     /// }
     /// # Ok(())
     /// # }
     /// ```
     #[doc(alias = "queue")]
-    #[doc(alias = "waiters")]
-    pub async fn line(&self, name: impl AsRef<str>) -> Result<Vec<Waiting>> {
+    #[doc(alias = "line")]
+    pub async fn waiters(&self, name: impl AsRef<str>) -> Result<Vec<WaitingManager>> {
         let core = &self.engine.core;
         core.life.check()?;
         consume_budget().await;

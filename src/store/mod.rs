@@ -36,7 +36,7 @@ pub use contract::signal::{Signal, Wakeups};
 pub use contract::target::Target;
 pub use contract::verdict::{
     Absence, Acquired, HolderInfo, Inspection, Released, RenewCall, Renewed, SetVerdicts, Uptime,
-    Waiting,
+    WaitingManager,
 };
 pub use memory::MemoryStore;
 pub(crate) use quorum::NodeOpener;

@@ -198,7 +198,7 @@ async fn questions_to_a_store_that_hangs_end_in_two_attempts() {
     };
     ends("inspect", Box::pin(async { leases.inspect("n").await.err() })).await;
     ends("holders", Box::pin(async { leases.holders("n").await.err() })).await;
-    ends("line", Box::pin(async { leases.line("n").await.err() })).await;
+    ends("waiters", Box::pin(async { leases.waiters("n").await.err() })).await;
     ends("usage", Box::pin(async { semaphore.usage().await.err() })).await;
     ends("resize", Box::pin(async { semaphore.resize(3).await.err() })).await;
     ends("note", Box::pin(async { lease.note().await.err() })).await;

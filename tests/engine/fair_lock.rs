@@ -2,7 +2,7 @@
 
 use super::cancel::{Cut, at_every_await_of};
 use super::*;
-use leasehold::Waiting;
+use leasehold::WaitingManager;
 use leasehold::store::{Capabilities, Line, Quorum, Store};
 use std::sync::{Arc, Mutex};
 use tokio::task::{JoinHandle, JoinSet};
@@ -37,8 +37,8 @@ async fn join(tasks: impl IntoIterator<Item = JoinHandle<()>>) {
     }
 }
 
-async fn line(leases: &LeaseManager) -> Vec<Waiting> {
-    leases.line("n").await.unwrap()
+async fn line(leases: &LeaseManager) -> Vec<WaitingManager> {
+    leases.waiters("n").await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -253,7 +253,7 @@ async fn line_tells_each_manager_once_and_how_long_it_waits() {
     let tasks = ["1", "2"].map(|who| grants.wait(&other, who, MOMENT));
     sleep(Duration::from_secs(20)).await;
     let all = line(&setup.leases).await;
-    let [Waiting { waited, manager, .. }] = &all[..] else { panic!("{all:?}") };
+    let [WaitingManager { waited, manager, .. }] = &all[..] else { panic!("{all:?}") };
     assert!(waited.abs_diff(Duration::from_secs(20)) < MOMENT * 5, "{waited:?}");
     let mut elsewhere = other.lock("elsewhere");
     let own = elsewhere.lock().await.unwrap();
@@ -420,7 +420,7 @@ async fn store_without_an_order_is_asked_for_nothing() {
     assert_eq!(failed(lock.with(async |_, _| ()).await), ErrorKind::Unsupported);
     assert_eq!(failed(lock.steal("test").await), ErrorKind::Unsupported);
     assert_eq!(failed(lock.steal_after(T, "test").await), ErrorKind::Unsupported);
-    assert_eq!(failed(leases.line("n").await), ErrorKind::Unsupported);
+    assert_eq!(failed(leases.waiters("n").await), ErrorKind::Unsupported);
     let calls = [Call::Acquire, Call::Inspect, Call::Want, Call::Line];
     assert_eq!(calls.map(|call| faults.calls(call)), [0; 4]);
     let nodes = (0..3).map(|_| Arc::new(MemoryStore::new()) as Arc<dyn Store>).collect();

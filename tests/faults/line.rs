@@ -19,7 +19,7 @@ async fn in_line(server: &Server) -> [Holder; 2] {
     for (place, holder) in holders.iter_mut().enumerate() {
         holder.tell(&format!("connect {} {}", server.url(), T.as_millis()));
         holder.tell("fair job");
-        let placed = async || leases.line("job").await.expect("an answer").len() > place;
+        let placed = async || leases.waiters("job").await.expect("an answer").len() > place;
         while !placed().await {
             tokio::time::sleep(millis(5)).await;
         }
@@ -78,11 +78,11 @@ async fn stopped_process_loses_its_turn_and_keeps_its_age() {
             let lease = later.fair_lock("job").lock().await.expect("a lease");
             (lease, boottime())
         });
-        while leases.line("job").await.expect("an answer").is_empty() {
+        while leases.waiters("job").await.expect("an answer").is_empty() {
             tokio::time::sleep(millis(5)).await;
         }
         holders[0].signal(Signal::CONT);
-        while leases.line("job").await.expect("an answer").len() < 2 {
+        while leases.waiters("job").await.expect("an answer").len() < 2 {
             tokio::time::sleep(millis(5)).await;
         }
         holders[1].tell("unlock job");

@@ -72,7 +72,7 @@ async fn fair_locks_are_locks_of_java(world: &World) {
     let mut waiters = Vec::new();
     for (place, leases) in [&second, &first].into_iter().enumerate() {
         waiters.push(wait(leases));
-        while leases.line(&name).await.expect("an answer").len() <= place {
+        while leases.waiters(&name).await.expect("an answer").len() <= place {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }

@@ -234,7 +234,7 @@ async fn line_is_in_the_slot_of_its_lock() {
         lease.unlock().await.expect("a release");
         let lease = within(T / 3, waits).await.expect("woken by the message");
         lease.unlock().await.expect("a release");
-        assert!(leases.line(name).await.expect("an answer").is_empty());
+        assert!(leases.waiters(name).await.expect("an answer").is_empty());
     }
 }
 

@@ -216,7 +216,7 @@ async fn holders_of_all_kinds_lead_to_their_process_at_once() {
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let line = async {
         loop {
-            match &other.line("fair").await.expect("an answer")[..] {
+            match &other.waiters("fair").await.expect("an answer")[..] {
                 [] => tokio::time::sleep(Duration::from_millis(10)).await,
                 line => return line.to_vec(),
             }

@@ -121,7 +121,7 @@ async fn fair_locks_go_in_order_or_are_refused(pair: Pair) {
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(error.to_string().contains("use `lock`"), "{error}");
-            let error = pair.leases[0].line("fair").await.expect_err("there is no line");
+            let error = pair.leases[0].waiters("fair").await.expect_err("there is no line");
             return assert_eq!(error.kind(), ErrorKind::Unsupported);
         }
     };

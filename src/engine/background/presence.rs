@@ -4,7 +4,7 @@
 
 use crate::engine::shared::core::Core;
 use crate::error::{ErrorKind, Result};
-use crate::store::{Describe, HolderInfo, Owner, Owners, Waiting, manager_of};
+use crate::store::{Describe, HolderInfo, Owner, Owners, WaitingManager, manager_of};
 use crate::util::trace;
 use std::collections::{BTreeSet, HashMap};
 use std::future::pending;
@@ -93,7 +93,7 @@ impl Core {
     }
 
     /// Adds their processes to managers that wait, as far as they are known.
-    pub(crate) async fn resolve_waiting(&self, line: &mut [Waiting]) {
+    pub(crate) async fn resolve_waiting(&self, line: &mut [WaitingManager]) {
         let ids = line.iter().map(|waiting| waiting.manager.clone()).collect();
         let owners = self.owners_of(ids).await;
         for waiting in line {

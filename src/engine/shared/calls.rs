@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     About, Acquire, Acquired, ForceRelease, HolderId, Inbox, Inspect, Inspection, Line, Mode, Name,
     Note, Place, Reason, Release, Released, Resize, SetVerdicts, StoreFuture, Target, Wait,
-    Waiting, Wakeups, Want, failed,
+    WaitingManager, Wakeups, Want, failed,
 };
 use crate::util::trace;
 use std::future::{Future, poll_fn};
@@ -169,7 +169,7 @@ impl Core {
     }
 
     /// Asks the store for the managers in the line of a name.
-    pub(crate) async fn line(&self, name: &Name) -> Result<Vec<Waiting>> {
+    pub(crate) async fn line(&self, name: &Name) -> Result<Vec<WaitingManager>> {
         self.check_line()?;
         let request = Inspect::new(Target::exclusive(name.clone()), self.timing.attempt);
         let request = request.with_about(About::Line);

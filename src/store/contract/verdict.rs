@@ -259,7 +259,7 @@ pub struct Inspection {
     /// is the largest number of a node, in memory the number of managers, on ZooKeeper that of the calls in the queue.
     pub waiting: Option<u64>,
     /// The managers in the [line](crate::store::Store#lines) of the name, the oldest first.
-    pub line: Vec<Waiting>,
+    pub line: Vec<WaitingManager>,
     /// The last note about the name, if it was left for the holder that asks.
     pub note: Option<Note>,
 }
@@ -273,7 +273,7 @@ impl Inspection {
 
     /// Sets the managers in the [line](Self::line).
     #[must_use]
-    pub fn with_line(self, line: Vec<Waiting>) -> Self {
+    pub fn with_line(self, line: Vec<WaitingManager>) -> Self {
         Self { line, ..self }
     }
 
@@ -393,7 +393,7 @@ impl HolderInfo {
 /// A manager in the [line](crate::store::Store#lines) of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Waiting {
+pub struct WaitingManager {
     /// The uuid of the manager, with which its [`HolderId`](crate::store::HolderId)s begin.
     pub manager: String,
     /// For how long its oldest waiter has waited.
@@ -402,7 +402,7 @@ pub struct Waiting {
     pub owner: Option<Owner>,
 }
 
-impl Waiting {
+impl WaitingManager {
     /// Creates the description of a manager that waits, for authors of a [`Store`](crate::store::Store).
     #[must_use]
     pub fn new(manager: String, waited: Duration) -> Self {

@@ -3,7 +3,7 @@
 use super::State;
 use super::waiter::{Waiter, arrived};
 use crate::clock::Instant;
-use crate::store::{Acquire, Acquired, HolderId, Name, Place, Release, Waiting};
+use crate::store::{Acquire, Acquired, HolderId, Name, Place, Release, WaitingManager};
 use std::time::Duration;
 
 /// The places in a line, in no order: there are as many as managers that wait.
@@ -91,11 +91,13 @@ impl Queue {
     }
 
     /// Returns the managers in the line, the oldest first.
-    pub(super) fn waiting(&self, now: Instant) -> Vec<Waiting> {
+    pub(super) fn waiting(&self, now: Instant) -> Vec<WaitingManager> {
         let mut live: Vec<_> = self.0.iter().filter(|waiter| waiter.until > now).collect();
         live.sort_by_key(|waiter| waiter.arrived);
         let manager = |waiter: &Waiter| waiter.holder.manager().to_string();
-        live.into_iter().map(|waiter| Waiting::new(manager(waiter), waiter.waited(now))).collect()
+        live.into_iter()
+            .map(|waiter| WaitingManager::new(manager(waiter), waiter.waited(now)))
+            .collect()
     }
 }
 

@@ -3,7 +3,8 @@
 use super::party::*;
 use crate::error::{ErrorKind, Fate, Result};
 use crate::store::{
-    About, Acquired, Inspect, Keep, Line, Mark, Name, Place, Release, Released, Wait, Waiting,
+    About, Acquired, Inspect, Keep, Line, Mark, Name, Place, Release, Released, Wait,
+    WaitingManager,
 };
 use crate::testing::Harness;
 use std::time::Duration;
@@ -41,7 +42,7 @@ fn left(verdict: Result<Released>) {
     assert_eq!(verdict.expect("an answer"), Released::done(0));
 }
 
-async fn line(party: &Party<'_>) -> Result<Vec<Waiting>> {
+async fn line(party: &Party<'_>) -> Result<Vec<WaitingManager>> {
     let request = Inspect::new(party.target(), PATIENCE).with_about(About::Line);
     party.store.inspect(request).await.map(|inspection| inspection.line)
 }

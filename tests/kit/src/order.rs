@@ -116,7 +116,7 @@ impl Order {
 /// Waits until so many managers are in the line.
 pub async fn lined(leases: &LeaseManager, name: &str, count: usize) {
     within(LONG, async {
-        while leases.line(name).await.expect("an answer").len() != count {
+        while leases.waiters(name).await.expect("an answer").len() != count {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     })

@@ -6,7 +6,7 @@ use super::reply::{self, Element};
 use super::{LINE_INSPECT, rw};
 use crate::error::Result;
 use crate::store::redis::RedisStore;
-use crate::store::{Inspect, Mode, Release, Released, StoreFuture, Waiting};
+use crate::store::{Inspect, Mode, Release, Released, StoreFuture, WaitingManager};
 use std::future::ready;
 use std::time::Duration;
 
@@ -31,7 +31,10 @@ impl RedisStore {
     }
 
     /// Returns the managers that wait, the oldest first.
-    pub(in crate::store::redis) async fn waiting(&self, request: Inspect) -> Result<Vec<Waiting>> {
+    pub(in crate::store::redis) async fn waiting(
+        &self,
+        request: Inspect,
+    ) -> Result<Vec<WaitingManager>> {
         request.target.require_exclusive()?;
         let call = call_in_line(&self.keys, &request.target.name);
         let reply = self.run_call(&LINE_INSPECT, call, request.timeout).await?;
@@ -44,7 +47,7 @@ impl RedisStore {
                 return Err(reply::malformed_reply());
             };
             let waited = Duration::from_micros(u64::try_from(*waited).unwrap_or_default());
-            Ok(Waiting::new(manager.clone(), waited))
+            Ok(WaitingManager::new(manager.clone(), waited))
         };
         waiters.iter().map(waiter).collect()
     }

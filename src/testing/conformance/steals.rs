@@ -3,7 +3,7 @@
 use super::party::*;
 use crate::clock::Instant;
 use crate::error::ErrorKind;
-use crate::store::{Absence, Act, Fencing, ForceRelease, Hint, Mode, Want};
+use crate::store::{Absence, Act, Fencing, ForceRelease, Hint, Mode};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;

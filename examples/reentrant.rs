@@ -69,19 +69,19 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
 
     // Another handle has to wait, even here in the same task.
     let mut other = leases.lock(NAME);
-    let taken = other.try_lock().await?;
-    println!("  another tries meanwhile:  {}", outcome(&taken));
-    if taken.is_some() {
+    let acquired = other.try_lock().await?;
+    println!("  another tries meanwhile:  {}", outcome(&acquired));
+    if acquired.is_some() {
         return Err("two holders at once".into());
     }
 
     lease.unlock().await?;
-    let taken = other.try_lock().await?;
-    println!("  another tries afterwards: {}", outcome(&taken));
-    if taken.is_none() {
+    let acquired = other.try_lock().await?;
+    println!("  another tries afterwards: {}", outcome(&acquired));
+    if acquired.is_none() {
         return Err("the name was not released".into());
     }
-    drop(taken);
+    drop(acquired);
     // A dropped lease is released in the background; `close` waits for that.
     leases.close().await?;
     Ok(())
@@ -98,8 +98,8 @@ async fn main() -> ExitCode {
     }
 }
 
-fn outcome(taken: &Option<leasehold::Lease>) -> &'static str {
-    match taken {
+fn outcome(acquired: &Option<leasehold::Lease>) -> &'static str {
+    match acquired {
         Some(_) => "it gets the lock",
         None => "refused",
     }

@@ -3,7 +3,7 @@
 use super::event::Event;
 #[cfg(doc)]
 use super::event::EventKind;
-use super::queues::{EventQueues, Taken, drop_each};
+use super::queues::{Backlog, EventQueues, drop_each};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use std::collections::VecDeque;
 use std::fmt;
@@ -121,7 +121,7 @@ fn watch(queues: &EventQueues, id: u64, observer: &dyn Observer) {
         match queues.take(id, std::mem::take(&mut empty), &waker) {
             Poll::Pending => thread::park(),
             Poll::Ready(None) => break,
-            Poll::Ready(Some(Taken { mut events, dropped })) => {
+            Poll::Ready(Some(Backlog { mut events, dropped })) => {
                 if dropped > 0 {
                     quietly(|| observer.dropped(dropped));
                 }

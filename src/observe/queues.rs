@@ -47,7 +47,7 @@ struct Queue {
 
 /// Events for an observer.
 #[derive(Default)]
-pub(super) struct Taken {
+pub(super) struct Backlog {
     pub(super) events: VecDeque<Event>,
     /// The number of older events that were dropped.
     pub(super) dropped: u64,
@@ -180,8 +180,8 @@ impl EventQueues {
         id: u64,
         empty: VecDeque<Event>,
         waker: &Waker,
-    ) -> Poll<Option<Taken>> {
-        self.read(id, waker, |queue| Taken {
+    ) -> Poll<Option<Backlog>> {
+        self.read(id, waker, |queue| Backlog {
             events: std::mem::replace(&mut queue.events, empty),
             dropped: std::mem::take(&mut queue.dropped),
         })

@@ -170,7 +170,7 @@ impl Core {
             on_caller,
             vacated: Notify::new(),
             sweeps: AtomicU32::new(0),
-            board: Arc::default(),
+            events: Arc::default(),
             counters: Counters::default(),
             served: Served::default(),
             manager,

@@ -370,16 +370,18 @@ impl<H: Clone + PartialEq> NameState<H> {
         offer
     }
 
-    /// Removes a waiter that goes. Its offer goes to the next one.
+    /// Removes a waiter that goes. Its offer goes to the next one, and the waiters that it blocked are admitted.
     pub(in crate::engine) fn withdraw(&mut self, ticket: u64, step: &mut Step<'_, H>) {
         let Some(contention) = self.contention.as_deref_mut() else { return };
-        contention.waiters.remove(ticket);
+        let has_waited = contention.waiters.remove(ticket).is_some();
         match contention.offers.take(ticket) {
             Some(Offer::Turn(number)) => {
                 self.leave(number, step);
             }
             Some(Offer::Hold(hold)) => step.effects.returned.push(hold),
             Some(Offer::Join(hold, _)) => step.effects.dropped.push(hold),
+            // A writer that waits beside readers blocks the readers behind it.
+            None if has_waited => self.advance(step),
             None => {}
         }
     }
@@ -1175,6 +1177,17 @@ mod tests {
         rig.leave(turn);
         let admitted = rig.pulse_in(third, TWO_PERMITS);
         assert!(matches!(admitted, Some(Admitted::Turn(..))), "{admitted:?}");
+    }
+
+    #[test]
+    fn readers_behind_a_writer_that_goes_join() {
+        let mut rig = Rig::default();
+        rig.hold(Mode::Read, "a");
+        let [writer] = rig.waiters(Mode::Write);
+        let [reader] = rig.waiters(Mode::Read);
+        rig.withdraw(writer);
+        assert_eq!(rig.effects(), [Woken(reader)]);
+        assert_eq!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Join("a")));
     }
 
     #[test]

@@ -391,7 +391,7 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.life.check()?;
         consume_budget().await;
-        let mut line = core.line(&Name::new(name.as_ref())?).await?;
+        let mut line = core.waiters(&Name::new(name.as_ref())?).await?;
         core.resolve_waiting(&mut line).await;
         Ok(line)
     }

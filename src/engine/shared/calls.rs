@@ -169,7 +169,7 @@ impl Core {
     }
 
     /// Asks the store for the managers in the line of a name.
-    pub(crate) async fn line(&self, name: &Name) -> Result<Vec<WaitingManager>> {
+    pub(crate) async fn waiters(&self, name: &Name) -> Result<Vec<WaitingManager>> {
         self.check_line()?;
         let request = Inspect::new(Target::exclusive(name.clone()), self.timing.attempt);
         let request = request.with_about(About::Line);

@@ -120,8 +120,8 @@ async fn subscriber_that_panics_in_a_call_keeps_no_name() {
 #[tokio::test(start_paused = true)]
 async fn subscriber_that_panics_leaves_no_lease_unwatched() {
     for panics_at in 1..=3 {
-        let told = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&told);
+        let reported = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&reported);
         let log =
             tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(move || {
                 // Three times "at risk", then three times "lease recovered".
@@ -140,7 +140,7 @@ async fn subscriber_that_panics_leaves_no_lease_unwatched() {
         sleep(5 * T).await;
         // The log has a thread of its own, which knows no paused time.
         let start = std::time::Instant::now();
-        while told.load(Ordering::Relaxed) < 6 {
+        while reported.load(Ordering::Relaxed) < 6 {
             assert!(start.elapsed() < Duration::from_secs(60), "it goes on after the panic");
             std::thread::yield_now();
         }

@@ -1,7 +1,7 @@
 //! A log that stalls or panics costs only its lines. One subscriber serves this whole process, as in
 //! a service, so these tests run one after the other.
 
-use kit::{Mode, Proxy, Server, eventually};
+use kit::{Mode, Proxy, Server, eventually, lock};
 use leasehold::store::MemoryStore;
 use leasehold::testing::{Call, Fault, FaultyStore, Rule};
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -112,10 +112,6 @@ fn unavailable() -> Error {
     Error::new(ErrorKind::Unavailable, "out of order")
 }
 
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn log_that_stalls_delays_neither_renewals_nor_tokens() {
     let alone = alone();
@@ -137,9 +133,9 @@ async fn log_that_stalls_delays_neither_renewals_nor_tokens() {
 
     faults.add(Rule::new(Fault::Hang).on(Call::Renew));
     for (lease, token) in held.iter().zip(&tokens) {
-        let rival = lock(&there, lease.name()).await;
+        let other = lock(&there, lease.name()).await;
         assert!(token.is_cancelled(), "{}", lease.name());
-        drop(rival);
+        drop(other);
     }
     assert!(alone.log.is_stuck());
 }
@@ -178,10 +174,10 @@ async fn stalled_log_delays_neither_renewals_nor_tokens_on_redis() {
     held.check().expect("renewed though the log stalls");
 
     proxy.set(Mode::BlackHole);
-    let rival = lock(&there, "job").await;
+    let other = lock(&there, "job").await;
     assert!(token.is_cancelled());
     assert!(alone.log.is_stuck());
-    drop(rival);
+    drop(other);
 }
 
 /// The client of Redis logs by itself, on the thread that renews.
@@ -194,8 +190,8 @@ async fn log_of_the_client_delays_no_renewal() {
     // The log reports that as a warning.
     proxy.close_all();
     eventually(LONG, || alone.log.is_stuck()).await;
-    let mut rival = there.lock("job");
-    assert!(rival.lock_timeout(2 * T).await.expect("an answer").is_none());
+    let mut other = there.lock("job");
+    assert!(other.lock_timeout(2 * T).await.expect("an answer").is_none());
     held.check().expect("renewed though the log stalls");
     assert!(alone.log.is_stuck());
     alone.log.go_on();
@@ -226,8 +222,8 @@ async fn log_that_panics_takes_nothing_with_it() {
         let revoked = lock(&leases, "other").await;
         assert!(leases.force_unlock("other", "test").await.expect("an answer"));
         assert_eq!(revoked.check().expect_err("revoked").loss(), Some(Loss::Revoked));
-        let told = if dedicated_thread { 1 } else { 2 };
-        eventually(LONG, || alone.log.count("cause=Revoked") == told).await;
+        let reported = if dedicated_thread { 1 } else { 2 };
+        eventually(LONG, || alone.log.count("cause=Revoked") == reported).await;
     }
 }
 
@@ -253,8 +249,9 @@ async fn log_without_time_counts_what_it_drops_and_delays_no_token() {
     alone.log.go_on();
     let dropped = || -> usize {
         let state = alone.log.state();
-        let told = state.lines.iter().filter_map(|line| line.split_once("lines dropped lines="));
-        told.map(|(_, count)| count.trim().parse::<usize>().expect("a number")).sum()
+        let reported =
+            state.lines.iter().filter_map(|line| line.split_once("lines dropped lines="));
+        reported.map(|(_, count)| count.trim().parse::<usize>().expect("a number")).sum()
     };
     let written = || alone.log.count("at risk") + alone.log.count("cause=Expired");
     eventually(LONG, || written() + dropped() >= 2 * LEASES).await;

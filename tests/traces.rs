@@ -7,10 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kit::lock;
 use kit::trace::{Spanned, Trace, Traced};
 use leasehold::store::MemoryStore;
 use leasehold::testing::{Call, Fault, Faults, FaultyStore, Rule};
-use leasehold::{Error, ErrorKind, Lease, LeaseManager, Loss};
+use leasehold::{Error, ErrorKind, LeaseManager, Loss};
 use tokio::time::{Instant, sleep};
 use tracing::Level;
 
@@ -18,10 +19,6 @@ const AT_RISK: &str = "a lease is at risk: its renewal failed";
 const LOST: &str = "a lease is lost";
 /// The default time to live; all time in these tests is tokio's, and paused.
 const T: Duration = Duration::from_secs(30);
-
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
-}
 
 /// The spans of acquires, in their order.
 fn acquires(trace: &Trace) -> Vec<Spanned> {
@@ -108,7 +105,7 @@ async fn dropped_acquire_closes_its_span() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grant_and_the_release_are_told_with_the_fencing_token() {
+async fn grant_and_the_release_are_traced_with_the_fencing_token() {
     let (trace, _guard) = Trace::of_this_thread();
     let leases = LeaseManager::in_memory();
     let mut handle = leases.lock("job");
@@ -140,7 +137,7 @@ async fn grant_and_the_release_are_told_with_the_fencing_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_renewal_is_told_to_those_who_ask_for_everything() {
+async fn each_renewal_is_traced_for_those_who_ask_for_everything() {
     let (trace, _guard) = Trace::of_this_thread();
     let leases = LeaseManager::in_memory();
     let lease = lock(&leases, "job").await;
@@ -156,7 +153,7 @@ async fn each_renewal_is_told_to_those_who_ask_for_everything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
+async fn risk_is_traced_once_with_the_time_left_and_so_is_its_end() {
     let (trace, _guard) = Trace::of_this_thread();
     let (store, faults) = faulty(MemoryStore::new());
     let leases = LeaseManager::builder().build(store.clone()).expect("a manager");
@@ -180,7 +177,7 @@ async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loss_is_told_once_with_its_cause() {
+async fn loss_is_traced_once_with_its_cause() {
     let (trace, _guard) = Trace::of_this_thread();
     let memory = MemoryStore::new();
     let (store, faults) = faulty(memory.clone());

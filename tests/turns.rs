@@ -10,11 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kit::look::channel;
-use kit::{Pace, Pipe, Reply, Resp, Server};
+use kit::{Pace, Pipe, Reply, Resp, Server, millis};
 use leasehold::LeaseManager;
 use tokio::task::JoinSet;
 
-const CROWD: usize = 32;
+const TASKS: usize = 32;
 const NAME: &str = "job";
 const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
 
@@ -22,12 +22,8 @@ const fn micros(n: u64) -> Duration {
     Duration::from_micros(n)
 }
 
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
 #[derive(Clone, Copy, Debug)]
-enum Rival {
+enum Other {
     /// A manager so far away, one way.
     Far(Duration),
     /// A client that asks so long after a message, as Redisson's threads do.
@@ -37,7 +33,7 @@ enum Rival {
 #[derive(Clone, Copy, Debug)]
 struct Scene {
     inside: Duration,
-    rival: Rival,
+    other: Other,
 }
 
 /// What came of a scene.
@@ -69,7 +65,7 @@ impl Scene {
         let (over, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let leases = runtime.block_on(LeaseManager::connect(&server.url())).expect("a manager");
         let mut tasks = JoinSet::new();
-        for _ in 0..CROWD {
+        for _ in 0..TASKS {
             let (mut lock, inside) = (leases.lock(NAME), self.inside);
             let (over, turns) = (Arc::clone(&over), Arc::clone(&turns));
             tasks.spawn_on(
@@ -93,13 +89,13 @@ impl Scene {
             made as f64 / start.elapsed().as_secs_f64()
         };
         let alone = rate(time / 4);
-        let rival = {
+        let other = {
             let (over, server) = (Arc::clone(&over), server.port());
-            thread::spawn(move || self.rival.want(server, self.inside, &over))
+            thread::spawn(move || self.other.want(server, self.inside, &over))
         };
         let beside = rate(time);
         over.store(true, Ordering::Relaxed);
-        let mut waits = rival.join().expect("the rival gets its turns");
+        let mut waits = other.join().expect("the rival gets its turns");
         waits.sort();
         runtime.block_on(async {
             while let Some(task) = tasks.join_next().await {
@@ -107,12 +103,12 @@ impl Scene {
             }
             leases.close().await.expect("closed");
         });
-        let round = Duration::from_secs_f64(CROWD as f64 / alone);
+        let round = Duration::from_secs_f64(TASKS as f64 / alone);
         Outcome { round, alone, beside, waits }
     }
 }
 
-impl Rival {
+impl Other {
     /// Takes turns until it is over; returns how long it waited for each.
     fn want(self, port: u16, inside: Duration, over: &AtomicBool) -> Vec<Duration> {
         // It is away for a while after each turn.
@@ -172,7 +168,7 @@ fn report(scene: Scene, outcome: &Outcome) {
         "{:>6?} inside, {:<14} round {round:>8.1?}, rival: {:>4} turns, waits p50 {:>7.1?} p90 {:>7.1?} max {:>7.1?}, \
          bound {:>7.1?}; crowd {alone:.0}/s alone, {beside:.0}/s beside it",
         scene.inside,
-        format!("{:?}", scene.rival),
+        format!("{:?}", scene.other),
         waits.len(),
         outcome.share(0.5),
         outcome.share(0.9),
@@ -182,15 +178,15 @@ fn report(scene: Scene, outcome: &Outcome) {
 }
 
 #[test]
-fn waiter_elsewhere_gets_its_turn_after_two_crowd_rounds() {
-    let rivals = [
-        Rival::Far(micros(250)),
-        Rival::Far(millis(1)),
-        Rival::Far(millis(3)),
-        Rival::Slow(millis(3)),
-        Rival::Slow(millis(6)),
+fn waiter_elsewhere_gets_its_turn_after_two_rounds() {
+    let others = [
+        Other::Far(micros(250)),
+        Other::Far(millis(1)),
+        Other::Far(millis(3)),
+        Other::Slow(millis(3)),
+        Other::Slow(millis(6)),
     ];
-    let scenes = |inside: u64| rivals.map(|rival| Scene { inside: millis(inside), rival });
+    let scenes = |inside: u64| others.map(|other| Scene { inside: millis(inside), other });
     let seconds = std::env::var("LEASEHOLD_TURNS").ok().map(|text| text.parse().expect("seconds"));
     let mut outcomes = Vec::new();
     if let Some(seconds) = seconds {
@@ -204,7 +200,7 @@ fn waiter_elsewhere_gets_its_turn_after_two_crowd_rounds() {
         let begin = |scene: Scene| thread::spawn(move || scene.play(Duration::from_secs(11)));
         let long = scenes(25).map(|scene| (scene, begin(scene)));
         // A round trip that is longer than the longest pause of those who hold for a moment only.
-        let far = Scene { inside: millis(25), rival: Rival::Far(millis(30)) };
+        let far = Scene { inside: millis(25), other: Other::Far(millis(30)) };
         let played = begin(far);
         for (scene, played) in long {
             outcomes.push((scene, played.join().expect("the rival gets its turns")));

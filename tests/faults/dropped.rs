@@ -12,15 +12,11 @@ use std::thread;
 use std::time::Duration;
 
 use kit::look::{channels, others};
-use kit::{Mode, Proxy, Reply, Resp, Server, eventually, within};
-use leasehold::{Lease, LeaseManager};
+use kit::{Mode, Proxy, Reply, Resp, Server, eventually, lock, millis, within};
+use leasehold::LeaseManager;
 
 /// Much less than T.
 const SOON: Duration = Duration::from_secs(8);
-
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 /// Polls a future some times, with a pause after each, then drops it.
 async fn polls<F: Future>(count: usize, future: F) -> Option<F::Output> {
@@ -171,8 +167,14 @@ async fn dropped_at_every_poll(
     setup.ends_at_rest(what).await;
 }
 
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
+/// The same for a name that is free, and one that is held elsewhere or here.
+async fn dropped_whoever_holds(
+    what: &str,
+    work: impl AsyncFn(&LeaseManager, &str, Cut<'_>) -> bool,
+) {
+    for held in [Held::Not, Held::Elsewhere, Held::Here] {
+        dropped_at_every_poll(what, held, &work).await;
+    }
 }
 
 /// After how many polls to drop, and the proxy that is to hold the replies from then on, if one is.
@@ -194,48 +196,40 @@ impl Cut<'_> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_lock_leaves_nothing() {
-    for held in [Held::Not, Held::Elsewhere, Held::Here] {
-        dropped_at_every_poll("lock", held, async |leases, name, cut| {
-            cut.drops(leases.lock(name).lock()).await
-        })
-        .await;
-    }
+    dropped_whoever_holds("lock", async |leases, name, cut| {
+        cut.drops(leases.lock(name).lock()).await
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_try_lock_leaves_nothing() {
-    for held in [Held::Not, Held::Elsewhere, Held::Here] {
-        dropped_at_every_poll("try_lock", held, async |leases, name, cut| {
-            cut.drops(leases.lock(name).try_lock()).await
-        })
-        .await;
-    }
+    dropped_whoever_holds("try_lock", async |leases, name, cut| {
+        cut.drops(leases.lock(name).try_lock()).await
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_lock_timeout_leaves_nothing() {
-    for held in [Held::Not, Held::Elsewhere, Held::Here] {
-        dropped_at_every_poll("lock_timeout", held, async |leases, name, cut| {
-            cut.drops(leases.lock(name).lock_timeout(millis(3))).await
-        })
-        .await;
-    }
+    dropped_whoever_holds("lock_timeout", async |leases, name, cut| {
+        cut.drops(leases.lock(name).lock_timeout(millis(3))).await
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_with_leaves_nothing() {
-    for held in [Held::Not, Held::Elsewhere, Held::Here] {
-        dropped_at_every_poll("with", held, async |leases, name, cut| {
-            let mut lock = leases.lock(name);
-            let work = lock.with(async |lock, _| {
-                let inner = lock.lock().await;
-                tokio::task::yield_now().await;
-                drop(inner);
-            });
-            cut.drops(work).await
-        })
-        .await;
-    }
+    dropped_whoever_holds("with", async |leases, name, cut| {
+        let mut lock = leases.lock(name);
+        let work = lock.with(async |lock, _| {
+            let inner = lock.lock().await;
+            tokio::task::yield_now().await;
+            drop(inner);
+        });
+        cut.drops(work).await
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

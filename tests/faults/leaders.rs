@@ -50,8 +50,8 @@ async fn killed_leader_is_followed_within_the_ttl() {
         let mut last = None;
         for round in 0..4_u32 {
             let mut leader = Holder::start();
-            leader.tell(&format!("connect {} {}", server.url(), T.as_millis()));
-            leader.tell(&format!("lead job process-{round}"));
+            leader.send(&format!("connect {} {}", server.url(), T.as_millis()));
+            leader.send(&format!("lead job process-{round}"));
             let led = leader.event(&["leads", "job"]).await;
             let value = format!("process-{round}");
             let seen = until(&mut view, |leader| leader.value.as_ref() == Some(&value)).await;

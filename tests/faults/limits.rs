@@ -17,7 +17,7 @@ const T: Duration = millis(4_000);
 async fn is_granted_in_the_end(holder: &mut Holder, what: &str) -> bool {
     for n in 0..60 {
         let name = format!("{what}-{n}");
-        holder.tell(&format!("try {name}"));
+        holder.send(&format!("try {name}"));
         if holder.event(&["tried", &name]).await.word(2) == "Granted" {
             return true;
         }
@@ -41,13 +41,13 @@ async fn process_without_threads_connects_again() {
     assert!(is_granted_in_the_end(&mut holder, "before").await);
     // Threads that resolved the host have ended, where nothing keeps them: tokio keeps an idle one for 10 s.
     sleep(millis(11_000)).await;
-    holder.tell("exhaust threads");
+    holder.send("exhaust threads");
     holder.event(&["exhausted", "threads"]).await;
     server.kill_clients();
     sleep(T).await;
     assert!(holder.happened(&["fired", "job"]).is_none(), "the lease is kept without new threads");
     assert!(exists(&server, "job"));
-    holder.tell("relieve");
+    holder.send("relieve");
     holder.event(&["relieved"]).await;
     assert!(is_granted_in_the_end(&mut holder, "after").await, "it never connects again");
     assert!(holder.happened(&["fired", "job"]).is_none());
@@ -65,17 +65,17 @@ async fn process_without_files_connects_again() {
     sleep(millis(200)).await;
     // Also the file of an attempt that was under way.
     let exhausted = || {
-        holder.tell("exhaust files");
+        holder.send("exhaust files");
         holder.happened(&["exhausted", "files", "0"]).is_some()
     };
     eventually(LONG, exhausted).await;
     let before = proxy.connections();
     proxy.set(Mode::Pass);
-    holder.tell("try meanwhile");
+    holder.send("try meanwhile");
     let tried = holder.event(&["tried", "meanwhile"]).await;
     assert_eq!(tried.word(2), "Unavailable");
     assert_eq!(proxy.connections(), before, "it has a file left");
-    holder.tell("relieve");
+    holder.send("relieve");
     holder.event(&["relieved"]).await;
     assert!(is_granted_in_the_end(&mut holder, "after").await, "it never connects again");
     sleep(T).await;

@@ -17,8 +17,8 @@ async fn in_line(server: &Server) -> [Holder; 2] {
     let mut holders = [Holder::start(), Holder::start()];
     let leases = connect(&server.url(), T).await;
     for (place, holder) in holders.iter_mut().enumerate() {
-        holder.tell(&format!("connect {} {}", server.url(), T.as_millis()));
-        holder.tell("fair job");
+        holder.send(&format!("connect {} {}", server.url(), T.as_millis()));
+        holder.send("fair job");
         let placed = async || leases.waiters("job").await.expect("an answer").len() > place;
         while !placed().await {
             tokio::time::sleep(millis(5)).await;
@@ -48,7 +48,7 @@ async fn killed_process_delays_the_line_by_its_place_at_most() {
             let granted = alive.event(&["granted", "job"]).await.at;
             let limit = if dead == 0 { W + ROOM } else { ROOM };
             assert!(granted - released < limit, "{:?}", granted - released);
-            alive.tell("unlock job");
+            alive.send("unlock job");
             let freed = alive.event(&["unlocked", "job"]).await.at;
             let (lease, entered) = waits.await.expect("no panic");
             assert!(entered < freed.max(released + W) + ROOM, "{:?}", entered - freed);
@@ -85,9 +85,9 @@ async fn stopped_process_loses_its_turn_and_keeps_its_age() {
         while leases.waiters("job").await.expect("an answer").len() < 2 {
             tokio::time::sleep(millis(5)).await;
         }
-        holders[1].tell("unlock job");
+        holders[1].send("unlock job");
         let first = holders[0].event(&["granted", "job"]).await.at;
-        holders[0].tell("unlock job");
+        holders[0].send("unlock job");
         let (lease, entered) = waits.await.expect("no panic");
         assert!(first < entered, "it has waited longer");
         lease.unlock().await.expect("a release");

@@ -4,31 +4,12 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use kit::look::{believes_no_longer_than_the_key_lives, others, recorded, renewal};
-use kit::{Pace, Pipe, Server, eventually, within};
-use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState};
+use crate::{connect, ttl};
+use kit::look::{believes_no_longer_than_the_key_lives, exists, others, recorded, renewal};
+use kit::{Pace, Pipe, Server, eventually, lock, millis, within};
+use leasehold::{ErrorKind, LeaseState};
 
 const LONG: Duration = Duration::from_secs(15);
-
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
-fn ttl(ttl: Duration) -> Builder {
-    LeaseManager::builder().ttl(ttl)
-}
-
-async fn connect(builder: Builder, url: &str) -> LeaseManager {
-    builder.connect(url).await.expect("a manager")
-}
-
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
-}
-
-fn exists(server: &Server, name: &str) -> bool {
-    server.command(&["EXISTS", name]).int() == 1
-}
 
 /// Two processes at one pace, over which everything works, a wake-up too.
 async fn everything_works(pace: Pace, slow_start: bool) {

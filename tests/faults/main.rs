@@ -18,6 +18,17 @@ mod server;
 mod stalls;
 mod wire;
 
+use leasehold::{Builder, LeaseManager};
+use std::time::Duration;
+
+fn ttl(ttl: Duration) -> Builder {
+    LeaseManager::builder().ttl(ttl)
+}
+
+async fn connect(builder: Builder, url: &str) -> LeaseManager {
+    builder.connect(url).await.expect("a manager")
+}
+
 /// Not a test: the tests start it as a holder in a process of its own.
 #[cfg(target_os = "linux")]
 #[test]

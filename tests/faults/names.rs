@@ -54,7 +54,7 @@ fn url(server: &Server) -> String {
 }
 
 async fn tried(holder: &mut Holder, name: &str) -> String {
-    holder.tell(&format!("try {name}"));
+    holder.send(&format!("try {name}"));
     holder.event(&["tried", name]).await.word(2).to_owned()
 }
 

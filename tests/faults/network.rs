@@ -10,7 +10,7 @@ use std::time::Duration;
 use kit::Server;
 use kit::eventually;
 use kit::fault::{
-    LONG, Resource, boottime, connect, millis, owner, renewal, undisturbed, wait_for,
+    LONG, Resource, boottime, connect, let_in, millis, owner, renewal, undisturbed, wait_for,
 };
 use kit::namespaces::{Cut, Network, SERVER, with_own_network};
 
@@ -47,13 +47,13 @@ async fn lasting(cut: Cut) {
     undisturbed(move || async move {
         let network = Network::start();
         let server = server();
-        let rivals = connect(&server.url(), T).await;
+        let others = connect(&server.url(), T).await;
         let mut holder = network.holder();
         let granted = holder.hold(&url(&server), T, "job").await;
         let token = owner(&server, "job");
-        holder.tell("watch job");
+        holder.send("watch job");
         renewal(&server, "job").await;
-        let waiting = wait_for(&rivals, "job");
+        let waiting = wait_for(&others, "job");
         let ending = watch_end(&server, "job", token);
 
         network.cut(cut);
@@ -62,8 +62,7 @@ async fn lasting(cut: Cut) {
         let end = tokio::task::spawn_blocking(|| ending.join()).await.expect("a thread");
         let end = end.expect("no panic");
         assert!(fired.at < end, "{cut:?}: told {:?} too late", fired.at - end);
-        let (next, entered) = waiting.await.expect("no panic");
-        let next = next.expect("a lease");
+        let (next, entered) = let_in(waiting).await;
         assert!(entered < end + millis(500), "{cut:?}: entered {:?} after", entered - end);
         let refused = holder.event(&["refused", "job"]).await;
         let good = Duration::from_nanos(refused.number(2));
@@ -74,12 +73,12 @@ async fn lasting(cut: Cut) {
 
         // Packets of the old holder that the kernel still has arrive now, and harm no one.
         network.heal(cut);
-        holder.tell("unlock job");
+        holder.send("unlock job");
         holder.event(&["refused-unlock", "job", "Lost"]).await;
         renewal(&server, "job").await;
         next.check().expect("the next holder's");
         // And the old one can lock again over the healed network.
-        holder.tell("lock job");
+        holder.send("lock job");
         next.unlock().await.expect("a release");
         let again = |event: &kit::holder::Event| {
             event.word(0) == "granted" && event.number(2) > granted.number(2)
@@ -98,16 +97,16 @@ async fn healing(cut: Cut) {
     undisturbed(move || async move {
         let network = Network::start();
         let server = server();
-        let rivals = connect(&server.url(), T).await;
+        let others = connect(&server.url(), T).await;
         let mut holder = network.holder();
         let granted = holder.hold(&url(&server), T, "job").await;
         let token = owner(&server, "job");
         renewal(&server, "job").await;
-        let waiting = wait_for(&rivals, "job");
+        let waiting = wait_for(&others, "job");
         network.cut(cut);
         let start = boottime();
         tokio::time::sleep(OUTAGE).await;
-        holder.tell("state job");
+        holder.send("state job");
         holder.event(&["state", "job", "AtRisk"]).await;
         let left = server.command(&["PTTL", "job"]).int();
         if cut != Cut::Replies {
@@ -117,7 +116,7 @@ async fn healing(cut: Cut) {
         let mut asked = 1;
         eventually(LONG, || {
             assert!(holder.happened(&["fired"]).is_none(), "{cut:?}: {:?}", holder.events());
-            holder.tell("state job");
+            holder.send("state job");
             asked += 1;
             holder.happened(&["state", "job", "Held"]).is_some()
         })
@@ -126,10 +125,9 @@ async fn healing(cut: Cut) {
         assert!(boottime() < start + T, "{cut:?}: {:?} in {asked}", boottime() - start);
         assert_eq!(owner(&server, "job"), token);
         assert!(!waiting.is_finished());
-        holder.tell("unlock job");
+        holder.send("unlock job");
         holder.event(&["unlocked", "job"]).await;
-        let (next, _) = waiting.await.expect("no panic");
-        let next = next.expect("a lease");
+        let (next, _) = let_in(waiting).await;
         assert!(next.fence() > Some(granted.number(2)));
         next.unlock().await.expect("a release");
     })
@@ -149,10 +147,10 @@ macro_rules! in_own_networks {
 }
 
 in_own_networks! {
-    requests_lost_tell_the_holder_before_the_key_is_gone: lasting(Cut::Requests);
-    replies_lost_stop_renewals_and_tell_the_holder_in_time: lasting(Cut::Replies);
-    partition_tells_the_holder_before_the_other_side_enters: lasting(Cut::Both);
-    carrier_lost_tells_the_holder_before_the_other_side_enters: lasting(Cut::Cable);
+    requests_lost_warn_the_holder_before_the_key_is_gone: lasting(Cut::Requests);
+    replies_lost_stop_renewals_and_warn_the_holder_in_time: lasting(Cut::Replies);
+    partition_warns_the_holder_before_the_other_side_enters: lasting(Cut::Both);
+    carrier_lost_warns_the_holder_before_the_other_side_enters: lasting(Cut::Cable);
     requests_that_are_lost_for_a_while_cost_no_lease: healing(Cut::Requests);
     replies_that_are_lost_for_a_while_cost_no_lease: healing(Cut::Replies);
     connections_that_are_half_open_for_a_while_cost_no_lease: healing(Cut::Both);

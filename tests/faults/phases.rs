@@ -11,16 +11,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use kit::{Mode, Proxy, Server};
+use kit::{Mode, Proxy, Server, millis};
 use leasehold::clock::{Clock, Instant};
 use leasehold::{Lease, LeaseManager, Loss};
 
 const PHASES: u32 = 20;
 const REPEATS: usize = 4;
-
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 /// CLOCK_BOOTTIME, on Linux.
 fn now() -> Instant {

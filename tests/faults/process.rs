@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use kit::fault::{
-    LONG, Resource, boottime, connect, end_of, exists, lock, millis, owner, renewal, undisturbed,
-    wait_for, watch,
+    LONG, Resource, boottime, connect, end_of, exists, let_in, lock, millis, owner, renewal,
+    undisturbed, wait_for, watch,
 };
 use kit::holder::{Event, Holder};
 use kit::{Mode, Proxy, Server, eventually, preload};
@@ -58,29 +58,29 @@ async fn killed_holder_is_followed_within_the_ttl_by_a_larger_fence() {
             let server = Arc::clone(&server);
             rounds.spawn(async move {
                 let name = format!("job:{round}");
-                let rivals = connect(&server.url(), T).await;
+                let others = connect(&server.url(), T).await;
                 let mut holder = Holder::start();
-                holder.tell(&format!("connect {} {}", server.url(), T.as_millis()));
+                holder.send(&format!("connect {} {}", server.url(), T.as_millis()));
                 // Killed while it holds, or anywhere in taking and giving back.
                 let churns = round % 2 == 1;
-                holder.tell(&format!("{} {name}", if churns { "churn" } else { "lock" }));
+                holder.send(&format!("{} {name}", if churns { "churn" } else { "lock" }));
                 holder.event(&["granted", &name]).await;
-                let waiting = (!churns).then(|| wait_for(&rivals, &name));
+                let waiting = (!churns).then(|| wait_for(&others, &name));
                 tokio::time::sleep(at_random(T)).await;
                 let killed = holder.signal(Signal::KILL);
                 let status = holder.ended().await;
                 assert!(!status.success(), "{status}");
-                let waiting = waiting.unwrap_or_else(|| wait_for(&rivals, &name));
-                let (next, entered) = waiting.await.expect("no panic");
-                let next = next.expect("a lease");
+                let waiting = waiting.unwrap_or_else(|| wait_for(&others, &name));
+                let (next, entered) = let_in(waiting).await;
                 let took = entered.saturating_sub(killed);
                 assert!(took < T + ROOM, "{name}: entered after {took:?}");
                 if !churns {
                     assert!(entered > killed, "{name}: entered before the end of the holder");
                 }
                 // The last grant may not have been reported.
-                let told = holder.events().into_iter().filter(|event| event.word(0) == "granted");
-                let last = told.map(|event| event.number(2)).max().expect("at least one grant");
+                let reported =
+                    holder.events().into_iter().filter(|event| event.word(0) == "granted");
+                let last = reported.map(|event| event.number(2)).max().expect("at least one grant");
                 assert!(next.fence().expect("fencing is on") > last, "{name}");
                 next.unlock().await.expect("a release");
             });
@@ -99,24 +99,23 @@ async fn on_sigterm_a_process_that_closes_releases_all_it_has() {
     const T: Duration = Duration::from_secs(30);
     undisturbed(|| async {
         let server = Server::start();
-        let rivals = connect(&server.url(), T).await;
+        let others = connect(&server.url(), T).await;
         let mut holder = Holder::start();
         let mut waiting = Vec::new();
         holder.hold(&server.url(), T, "job:0").await;
         for name in ["job:0", "job:1", "job:2"] {
             if name != "job:0" {
-                holder.tell(&format!("lock {name}"));
+                holder.send(&format!("lock {name}"));
                 holder.event(&["granted", name]).await;
             }
-            waiting.push(wait_for(&rivals, name));
+            waiting.push(wait_for(&others, name));
         }
         let terminated = holder.signal(Signal::TERM);
         let closed = holder.event(&["closed"]).await;
         assert_eq!((closed.word(1), closed.word(2)), ("3", ""));
         assert!(holder.ended().await.success());
         for waiting in waiting {
-            let (next, entered) = waiting.await.expect("no panic");
-            let _next = next.expect("a lease");
+            let (_next, entered) = let_in(waiting).await;
             // The work stops at once here; else the grace of two seconds would be waited for.
             assert!(entered - terminated < millis(1_900), "{:?}", entered - terminated);
         }
@@ -136,24 +135,23 @@ async fn sigterm_in_an_outage_reports_what_is_left_and_ends_in_time() {
     undisturbed(|| async {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
-        let rivals = connect(&server.url(), T).await;
+        let others = connect(&server.url(), T).await;
         let mut holder = Holder::start();
         holder.hold(&proxy.url(), T, "job:0").await;
-        holder.tell("lock job:1");
+        holder.send("lock job:1");
         holder.event(&["granted", "job:1"]).await;
-        let waiting = ["job:0", "job:1"].map(|name| (name, wait_for(&rivals, name)));
+        let waiting = ["job:0", "job:1"].map(|name| (name, wait_for(&others, name)));
         proxy.set(Mode::BlackHole);
         let ends = waiting.each_ref().map(|(name, _)| end_of(&server, name));
         let terminated = holder.signal(Signal::TERM);
         let closed = holder.event(&["closed"]).await;
-        let told: Vec<&str> = closed.words[1..].iter().map(String::as_str).collect();
-        assert_eq!(told, ["0", "job:0", "job:1"]);
+        let reported: Vec<&str> = closed.words[1..].iter().map(String::as_str).collect();
+        assert_eq!(reported, ["0", "job:0", "job:1"]);
         let took = closed.at - terminated;
         assert!(took < BUDGET + ROOM, "{took:?}");
         assert!(holder.ended().await.success());
         for ((name, waiting), end) in waiting.into_iter().zip(ends) {
-            let (next, entered) = waiting.await.expect("no panic");
-            let _next = next.expect("a lease");
+            let (_next, entered) = let_in(waiting).await;
             let fired = holder.happened(&["fired", name, "Closed"]).expect("told");
             assert!(fired.at < entered, "{name}");
             assert!(entered < end + ROOM, "{name}: {:?} late", entered - end);
@@ -168,14 +166,14 @@ async fn stopped_too_long(after: Duration) {
     undisturbed(move || async move {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
-        let rivals = connect(&server.url(), T).await;
+        let others = connect(&server.url(), T).await;
         let mut holder = Holder::start();
         let granted = holder.hold(&proxy.url(), T, "job").await;
         let token = owner(&server, "job");
-        holder.tell("watch job");
+        holder.send("watch job");
         holder.event(&["checking", "job"]).await;
         renewal(&server, "job").await;
-        let waiting = wait_for(&rivals, "job");
+        let waiting = wait_for(&others, "job");
 
         tokio::time::sleep(after).await;
         let stopped = holder.stop();
@@ -188,8 +186,7 @@ async fn stopped_too_long(after: Duration) {
         // The first request is the acquire, all others are renewals by one script.
         let script = about_it()[1].split(' ').nth(1).expect("EVALSHA and the script").to_owned();
         let renewals = || about_it().iter().filter(|text| text.contains(&script)).count();
-        let (next, entered) = waiting.await.expect("no panic");
-        let next = next.expect("a lease");
+        let (next, entered) = let_in(waiting).await;
         assert!(entered < stopped + T + ROOM, "{:?}", entered - stopped);
         let sent = renewals();
         tokio::time::sleep((stopped + T * 2).saturating_sub(boottime())).await;
@@ -209,9 +206,9 @@ async fn stopped_too_long(after: Duration) {
         // What it has to send arrives now. A release is no harm: its token is not there any more. It owes
         // one if the answer to its last renewal was still unread when it was stopped.
         proxy.set(Mode::Pass);
-        holder.tell("unlock job");
+        holder.send("unlock job");
         holder.event(&["refused-unlock", "job", "Lost"]).await;
-        holder.tell("close");
+        holder.send("close");
         holder.event(&["closed", "0"]).await;
         let late = renewals() - sent;
         assert!(late <= usize::from(due), "a lease whose time is over was renewed {late} times");
@@ -242,12 +239,12 @@ async fn short_stop_costs_no_lease() {
     const T: Duration = millis(3_000);
     undisturbed(|| async {
         let server = Server::start();
-        let rivals = connect(&server.url(), T).await;
+        let others = connect(&server.url(), T).await;
         let mut holder = Holder::start();
         holder.hold(&server.url(), T, "job").await;
         let token = owner(&server, "job");
         renewal(&server, "job").await;
-        let waiting = wait_for(&rivals, "job");
+        let waiting = wait_for(&others, "job");
         let stopped = holder.stop();
         // The next renewal is overdue by then.
         tokio::time::sleep(T / 2).await;
@@ -258,13 +255,12 @@ async fn short_stop_costs_no_lease() {
         eventually(LONG, renewed).await;
         assert!(boottime() < continued + T / 3, "{:?}", boottime() - continued);
         assert_eq!(owner(&server, "job"), token);
-        holder.tell("state job");
+        holder.send("state job");
         holder.event(&["state", "job", "Held"]).await;
         assert!(!waiting.is_finished() && boottime() > stopped);
-        holder.tell("unlock job");
+        holder.send("unlock job");
         holder.event(&["unlocked", "job"]).await;
-        let (next, _) = waiting.await.expect("no panic");
-        next.expect("a lease").unlock().await.expect("a release");
+        let_in(waiting).await.0.unlock().await.expect("a release");
     })
     .await;
 }
@@ -278,11 +274,11 @@ async fn forked_child_neither_renews_nor_releases() {
         preload::compile(preload::FORKS, &library);
         let preload = format!("LD_PRELOAD={}", library.display());
         let server = Server::start();
-        let rivals = connect(&server.url(), T).await;
+        let others = connect(&server.url(), T).await;
         let mut holder = Holder::start_by(&["env", &preload]);
         let granted = holder.hold(&server.url(), T, "job").await;
         let token = owner(&server, "job");
-        let waiting = wait_for(&rivals, "job");
+        let waiting = wait_for(&others, "job");
 
         // One that exits, with whatever is done then, takes nothing from its parent.
         holder.signal(Signal::USR2);
@@ -300,8 +296,7 @@ async fn forked_child_neither_renews_nor_releases() {
         assert_ne!(forked, holder.pid());
         renewal(&server, "job").await;
         let killed = holder.signal(Signal::KILL);
-        let (next, entered) = waiting.await.expect("no panic");
-        let next = next.expect("a lease");
+        let (next, entered) = let_in(waiting).await;
         kill_process(forked, Signal::KILL).expect("the child was there all the time");
         assert!(entered > killed && entered < killed + T + ROOM, "{:?}", entered - killed);
         assert!(next.fence() > Some(granted.number(2)));
@@ -322,12 +317,12 @@ async fn boot_time_ahead_of_monotonic_changes_nothing_for_leases() {
     undisturbed(|| async {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
-        let rivals = connect(&server.url(), T).await;
+        let others = connect(&server.url(), T).await;
         let shift = ["--time", "--boottime", "3600", "--fork", "--kill-child"];
         let mut holder = kit::namespaces::unshared(&shift);
         let Event { at, .. } = holder.hold(&proxy.url(), T, "job").await;
         assert!(at > boottime() + AHEAD / 2, "the offset has no effect");
-        let waiting = wait_for(&rivals, "job");
+        let waiting = wait_for(&others, "job");
         for _ in 0..4 {
             renewal(&server, "job").await;
         }
@@ -348,7 +343,7 @@ async fn lease_never_dropped_is_renewed_and_bounded_by_max_hold() {
     const T: Duration = millis(1_500);
     const MAX: Duration = millis(2_000);
     let server = Server::start();
-    let rivals = connect(&server.url(), T).await;
+    let others = connect(&server.url(), T).await;
     for max in [None, Some(MAX)] {
         let name = format!("job:{max:?}");
         let builder = LeaseManager::builder().ttl(T);
@@ -358,7 +353,7 @@ async fn lease_never_dropped_is_renewed_and_bounded_by_max_hold() {
         let lease = lock(&leases, &name).await;
         let lost = watch(&lease);
         mem::forget(lease);
-        let waiting = wait_for(&rivals, &name);
+        let waiting = wait_for(&others, &name);
         if max.is_none() {
             tokio::time::sleep(T * 3).await;
             assert!(!waiting.is_finished() && !lost.is_finished());
@@ -367,13 +362,12 @@ async fn lease_never_dropped_is_renewed_and_bounded_by_max_hold() {
             leases.close().await.expect("released");
             assert_eq!(lost.await.expect("no panic").0, Loss::Closed);
         } else {
-            let (loss, told) = lost.await.expect("no panic");
+            let (loss, reported) = lost.await.expect("no panic");
             assert_eq!(loss, Loss::MaxHold);
-            assert!(told >= granted + MAX, "{:?}", told - granted);
+            assert!(reported >= granted + MAX, "{:?}", reported - granted);
         }
         // Released after the grace, for it is never dropped.
-        let (next, _) = waiting.await.expect("no panic");
-        next.expect("a lease").unlock().await.expect("a release");
+        let_in(waiting).await.0.unlock().await.expect("a release");
     }
 }
 
@@ -394,9 +388,9 @@ fn lease_dropped_with_thread_locals_is_released() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let (leases, first, second, waiting) = runtime.block_on(async {
-        let (leases, rivals) = (connect(&server.url(), T).await, connect(&server.url(), T).await);
+        let (leases, others) = (connect(&server.url(), T).await, connect(&server.url(), T).await);
         let (first, second) = (lock(&leases, "job:0").await, lock(&leases, "job:1").await);
-        let waiting = wait_for(&rivals, "job:0");
+        let waiting = wait_for(&others, "job:0");
         (leases, first, second, waiting)
     });
     drop_at_the_end_of_a_thread(first);
@@ -417,45 +411,45 @@ fn lease_dropped_with_thread_locals_is_released() {
 async fn holder_and_thief(server: &Server, ttl: Duration) -> (Holder, Holder, Event) {
     let (mut old, mut thief) = (Holder::start(), Holder::start());
     let granted = old.hold(&server.url(), ttl, "job:stolen").await;
-    thief.tell(&format!("connect {} {}", server.url(), ttl.as_millis()));
+    thief.send(&format!("connect {} {}", server.url(), ttl.as_millis()));
     let inboxes = || server.command(&["PUBSUB", "CHANNELS", "leasehold_inbox:*"]).list().len();
     eventually(LONG, || inboxes() == 2).await;
     (old, thief, granted)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holder_of_another_process_is_told_of_a_steal_at_once() {
+async fn holder_of_another_process_learns_of_a_steal_at_once() {
     const T: Duration = millis(15_000);
     let server = Server::start();
     let (old, mut thief, first) = holder_and_thief(&server, T).await;
-    thief.tell("steal job:stolen");
+    thief.send("steal job:stolen");
     let stolen = thief.event(&["granted", "job:stolen"]).await;
     assert!(stolen.number(2) > first.number(2), "a larger fencing token");
-    let told = old.event(&["fired", "job:stolen"]).await;
-    assert_eq!(told.word(2), "Stolen");
+    let reported = old.event(&["fired", "job:stolen"]).await;
+    assert_eq!(reported.word(2), "Stolen");
     // The first renewal after the grant is due after a third of T.
-    let took = told.at.saturating_sub(stolen.at);
-    assert!(took < T / 6 && told.at - first.at < T / 3 - millis(500), "told after {took:?}");
-    thief.tell("state job:stolen");
+    let took = reported.at.saturating_sub(stolen.at);
+    assert!(took < T / 6 && reported.at - first.at < T / 3 - millis(500), "told after {took:?}");
+    thief.send("state job:stolen");
     assert_eq!(thief.event(&["state", "job:stolen"]).await.word(2), "Held");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn paused_holder_is_told_of_a_steal_when_it_goes_on() {
+async fn paused_holder_learns_of_a_steal_when_it_goes_on() {
     const T: Duration = millis(30_000);
     let server = Server::start();
     let (mut old, mut thief, _) = holder_and_thief(&server, T).await;
     old.stop();
-    thief.tell("steal job:stolen");
+    thief.send("steal job:stolen");
     thief.event(&["granted", "job:stolen"]).await;
     assert!(old.happened(&["fired", "job:stolen"]).is_none(), "it stands still");
     let went_on = old.signal(Signal::CONT);
-    let told = old.event(&["fired", "job:stolen"]).await;
-    assert_eq!(told.word(2), "Stolen");
-    assert!(told.at - went_on < T / 6, "told after {:?}", told.at - went_on);
+    let reported = old.event(&["fired", "job:stolen"]).await;
+    assert_eq!(reported.word(2), "Stolen");
+    assert!(reported.at - went_on < T / 6, "told after {:?}", reported.at - went_on);
     // Whatever it does then, the new holder keeps the name.
-    old.tell("unlock job:stolen");
+    old.send("unlock job:stolen");
     assert_eq!(old.event(&["refused-unlock", "job:stolen"]).await.word(2), "Lost");
-    thief.tell("unlock job:stolen");
+    thief.send("unlock job:stolen");
     thief.event(&["unlocked", "job:stolen"]).await;
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use kit::fault::{
-    LONG, boottime, connect, lock, millis, owner, renewal, undisturbed, wait_for, watch,
+    LONG, boottime, connect, let_in, lock, millis, owner, renewal, undisturbed, wait_for, watch,
 };
 use kit::look::calls;
 use kit::{Resp, Server, eventually};
@@ -20,7 +20,7 @@ struct Refusal {
     begin: &'static [&'static [&'static str]],
     end: &'static [&'static [&'static str]],
     /// The errors that a caller that locks meanwhile may get.
-    told: &'static [ErrorKind],
+    reported: &'static [ErrorKind],
 }
 
 const REFUSALS: [Refusal; 6] = [
@@ -29,14 +29,14 @@ const REFUSALS: [Refusal; 6] = [
         options: &[],
         begin: &[&["CONFIG", "SET", "min-replicas-to-write", "1"]],
         end: &[&["CONFIG", "SET", "min-replicas-to-write", "0"]],
-        told: &[ErrorKind::Rejected],
+        reported: &[ErrorKind::Rejected],
     },
     Refusal {
         what: "READONLY",
         options: &[],
         begin: &[&["REPLICAOF", "127.0.0.1", "1"]],
         end: &[&["REPLICAOF", "NO", "ONE"]],
-        told: &[ErrorKind::Rejected, ErrorKind::Unavailable],
+        reported: &[ErrorKind::Rejected, ErrorKind::Unavailable],
     },
     Refusal {
         // The directory, which is removed, is one of its own.
@@ -44,14 +44,14 @@ const REFUSALS: [Refusal; 6] = [
         options: &["--save", "3600 1"],
         begin: &[&["BGSAVE"]],
         end: &[&["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"]],
-        told: &[ErrorKind::Rejected],
+        reported: &[ErrorKind::Rejected],
     },
     Refusal {
         what: "a right that is missing",
         options: &[],
         begin: &[&["ACL", "SETUSER", "default", "-pexpire"]],
         end: &[&["ACL", "SETUSER", "default", "+pexpire"]],
-        told: &[ErrorKind::Denied],
+        reported: &[ErrorKind::Denied],
     },
     Refusal {
         // Who is connected stays so: only new connections are asked for it.
@@ -62,7 +62,7 @@ const REFUSALS: [Refusal; 6] = [
             &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"],
         ],
         end: &[&["CONFIG", "SET", "requirepass", ""]],
-        told: &[ErrorKind::Denied],
+        reported: &[ErrorKind::Denied],
     },
     Refusal {
         what: "no room for clients",
@@ -72,7 +72,7 @@ const REFUSALS: [Refusal; 6] = [
             &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"],
         ],
         end: &[&["CONFIG", "SET", "maxclients", "100"]],
-        told: &[ErrorKind::Unavailable],
+        reported: &[ErrorKind::Unavailable],
     },
 ];
 
@@ -117,7 +117,7 @@ async fn token_fires_at_c_exactly_when_every_renewal_is_refused() {
             let (server, dir) = refusal.server();
             let mut connection = server.connection();
             let leases = connect(&server.url(), T).await;
-            let rivals = connect(&server.url(), T).await;
+            let others = connect(&server.url(), T).await;
             let lease = lock(&leases, "job").await;
             let lost = watch(&lease);
             renewal(&server, "job").await;
@@ -128,15 +128,15 @@ async fn token_fires_at_c_exactly_when_every_renewal_is_refused() {
             // The lease is held in the middle of it too, whatever the errors are.
             tokio::time::sleep(T / 2).await;
             lease.check().expect("it is ours until its time is over");
-            let error = rivals.lock("other").lock().await.expect_err("refused");
-            assert!(refusal.told.contains(&error.kind()), "{what}: {error}");
+            let error = others.lock("other").lock().await.expect_err("refused");
+            assert!(refusal.reported.contains(&error.kind()), "{what}: {error}");
 
-            let (loss, told) = lost.await.expect("no panic");
+            let (loss, reported) = lost.await.expect("no panic");
             assert_eq!(loss, Loss::Expired, "{what}");
-            assert!(told < end, "{what}: {:?} too late", told - end);
+            assert!(reported < end, "{what}: {:?} too late", reported - end);
             // The grace, 1 % and 2 ms; some for the way of the renewal.
             let c = end - T / 10 - T / 100 - millis(2 + 150);
-            assert!(told > c, "{what}: {:?} before its time", c - told);
+            assert!(reported > c, "{what}: {:?} before its time", c - reported);
             // Tried again, but not in a loop without pauses.
             let count = calls(&mut connection, "evalsha");
             assert!(count < 200, "{what}: {count} calls");
@@ -152,9 +152,11 @@ async fn token_fires_at_c_exactly_when_every_renewal_is_refused() {
             let healed = boottime();
             let next = loop {
                 // The waiters' connections may still be on their way back.
-                match rivals.lock("job").lock().await {
+                match others.lock("job").lock().await {
                     Ok(next) => break next,
-                    Err(error) => assert!(refusal.told.contains(&error.kind()), "{what}: {error}"),
+                    Err(error) => {
+                        assert!(refusal.reported.contains(&error.kind()), "{what}: {error}")
+                    }
                 }
                 tokio::time::sleep(millis(5)).await;
             };
@@ -210,10 +212,10 @@ async fn restart_with_a_long_loading_costs_no_lease() {
         let fill = "for i = 1, 1600 do redis.call('SET', 'filler:' .. i, string.rep('x', 100)) end";
         server.command(&["EVAL", fill, "0"]);
         let leases = connect(&server.url(), T).await;
-        let rivals = connect(&server.url(), T).await;
+        let others = connect(&server.url(), T).await;
         let lease = lock(&leases, "job").await;
         let token = owner(&server, "job");
-        let waiting = wait_for(&rivals, "job");
+        let waiting = wait_for(&others, "job");
         renewal(&server, "job").await;
         server.command(&["SAVE"]);
         server.restart();
@@ -228,8 +230,7 @@ async fn restart_with_a_long_loading_costs_no_lease() {
         assert_eq!(owner(&server, "job"), token);
         assert!(!waiting.is_finished());
         lease.unlock().await.expect("a release");
-        let (next, _) = waiting.await.expect("no panic");
-        next.expect("a lease").unlock().await.expect("a release");
+        let_in(waiting).await.0.unlock().await.expect("a release");
     })
     .await;
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kit::look::{channel, subscribers};
-use kit::{Mode, Proxy, Server, eventually, within};
+use kit::{Mode, Proxy, Server, eventually, millis, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, LeaseState, Loss, Result};
 use tokio::task::JoinSet;
 
@@ -57,10 +57,6 @@ const NONSENSE: [(&str, &[u8], ErrorKind); 7] = [
 ];
 
 const NOSCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
-
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 /// The refusal of a whole command.
 fn refused(text: &str) -> Vec<u8> {
@@ -117,7 +113,7 @@ fn kind<R: std::fmt::Debug>(result: Result<R>, what: &str) -> ErrorKind {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn acquire_answered_wrongly_tells_the_kind_and_leaves_nothing() {
+async fn acquire_answered_wrongly_has_its_kind_and_leaves_nothing() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     for (number, (what, bytes, expected)) in wrong_answers(7).into_iter().enumerate() {
@@ -134,7 +130,7 @@ async fn acquire_answered_wrongly_tells_the_kind_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lock_rides_over_what_may_pass_and_tells_the_rest_at_once() {
+async fn lock_rides_over_what_may_pass_and_reports_the_rest_at_once() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     for (number, (what, bytes, expected)) in wrong_answers(7).into_iter().enumerate() {
@@ -162,8 +158,8 @@ async fn waiter_for_another_process_rides_over_what_may_pass() {
             let name = format!("job:{number}:");
             let builder = LeaseManager::builder().ttl(T).max_poll_interval(millis(200));
             let (proxy, leases) = behind(&server, builder).await;
-            let rivals = LeaseManager::builder().ttl(T).fencing(false).connect(&server.url()).await;
-            let theirs = rivals.expect("a manager").lock(&name).lock().await.expect("a lease");
+            let others = LeaseManager::builder().ttl(T).fencing(false).connect(&server.url()).await;
+            let theirs = others.expect("a manager").lock(&name).lock().await.expect("a lease");
             let mut lock = leases.lock(&name);
             let waiter = tokio::spawn(async move { lock.lock().await });
             let mut connection = server.connection();
@@ -291,7 +287,7 @@ async fn record_that_is_answered_wrongly_changes_no_count_here() {
 
 /// The client library would close the connection after some refusals, and tell all that is under way on it the same.
 #[tokio::test]
-async fn refusal_is_told_to_no_other_that_is_under_way() {
+async fn refusal_reaches_no_other_that_is_under_way() {
     for text in ["LOADING Redis is loading the dataset in memory", "READONLY You can't write"] {
         let server = Server::start();
         let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;

@@ -86,12 +86,12 @@ async fn demoted_server_is_left_and_its_replicated_lease_kept() {
     let pair = Pair::start(&[]).await;
     let (place, master) = (pair.proxy.port().to_string(), pair.new.port());
     lease_survives(pair, master).await;
-    let is_told = |event: &Traced| {
+    let is_reported = |event: &Traced| {
         event.level == Level::WARN
             && event.message().contains("refuses by its role")
             && event.field("server").ends_with(&place)
     };
-    assert_eq!(trace.matching(is_told).len(), 1, "one line");
+    assert_eq!(trace.matching(is_reported).len(), 1, "one line");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

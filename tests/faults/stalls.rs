@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kit::fault::{
-    LONG, boottime, connect, lock, millis, owner, renewal, undisturbed, wait_for, watch,
+    LONG, boottime, connect, let_in, lock, millis, owner, renewal, undisturbed, wait_for, watch,
 };
 use kit::{Server, eventually};
 use leasehold::{LeaseState, Loss};
@@ -67,11 +67,11 @@ async fn stall_longer_than_an_attempt_costs_no_lease() {
         all.spawn(undisturbed(move || async move {
             let server = Arc::new(Server::start());
             let leases = connect(&server.url(), T).await;
-            let rivals = connect(&server.url(), T).await;
+            let others = connect(&server.url(), T).await;
             let lease = lock(&leases, "job").await;
             let token = owner(&server, "job");
             renewal(&server, "job").await;
-            let waiting = wait_for(&rivals, "job");
+            let waiting = wait_for(&others, "job");
             tokio::time::sleep(millis(20)).await;
             let over = stall.begin(&server, TIME);
             eventually(LONG, || lease.state() != LeaseState::Held).await;
@@ -82,8 +82,7 @@ async fn stall_longer_than_an_attempt_costs_no_lease() {
             assert_eq!(owner(&server, "job"), token);
             assert!(!waiting.is_finished());
             lease.unlock().await.expect("a release");
-            let (next, _) = waiting.await.expect("no panic");
-            next.expect("a lease").unlock().await.expect("a release");
+            let_in(waiting).await.0.unlock().await.expect("a release");
         }));
     }
     all.join_all().await;
@@ -99,19 +98,19 @@ async fn stall_longer_than_c_fires_the_token_before_the_end() {
             let server = Arc::new(Server::start());
             let leases = connect(&server.url(), T).await;
             // Its T is that long that the stall is no outage to who waits.
-            let rivals = connect(&server.url(), T * 10).await;
+            let others = connect(&server.url(), T * 10).await;
             let lease = lock(&leases, "job").await;
             let token = owner(&server, "job");
             let lost = watch(&lease);
             renewal(&server, "job").await;
-            let waiting = wait_for(&rivals, "job");
+            let waiting = wait_for(&others, "job");
             tokio::time::sleep(millis(20)).await;
             // What was sent, and is not run yet, would otherwise make the end later.
             let end = boottime() + T;
             let over = stall.begin(&server, TIME);
-            let (loss, told) = lost.await.expect("no panic");
+            let (loss, reported) = lost.await.expect("no panic");
             assert_eq!(loss, Loss::Expired, "{stall:?}");
-            assert!(told < end, "{stall:?}: {:?} too late", told - end);
+            assert!(reported < end, "{stall:?}: {:?} too late", reported - end);
             over.await.expect("no panic");
             // Renewals that were sent in time run now, when the key is there no more.
             let mut connection = server.connection();
@@ -121,9 +120,8 @@ async fn stall_longer_than_c_fires_the_token_before_the_end() {
                 assert_eq!(there, 0, "{stall:?}: the key was made again");
                 tokio::time::sleep(millis(2)).await;
             }
-            let (next, entered) = waiting.await.expect("no panic");
-            let next = next.expect("a lease");
-            assert!(entered > told, "{stall:?}");
+            let (next, entered) = let_in(waiting).await;
+            assert!(entered > reported, "{stall:?}");
             assert!(next.fence() > lease.fence());
             drop(lease);
             leases.close().await.expect("nothing to release");

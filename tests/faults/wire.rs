@@ -3,31 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kit::look::{believes_no_longer_than_the_key_lives, fence_key, recorded, renewal};
-use kit::{Mode, Proxy, Server, eventually, in_line, within};
+use crate::{connect, ttl};
+use kit::look::{believes_no_longer_than_the_key_lives, exists, fence_key, recorded, renewal};
+use kit::{Mode, Proxy, Server, eventually, in_line, lock, millis, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 
 const LONG: Duration = Duration::from_secs(15);
 
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
-fn ttl(ttl: Duration) -> Builder {
-    LeaseManager::builder().ttl(ttl)
-}
-
-async fn connect(builder: Builder, url: &str) -> LeaseManager {
-    builder.connect(url).await.expect("a manager")
-}
-
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
-}
-
-fn exists(server: &Server, name: &str) -> bool {
-    server.command(&["EXISTS", name]).int() == 1
+async fn behind_proxy(builder: Builder) -> (Server, Proxy, LeaseManager) {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = connect(builder, &proxy.url()).await;
+    (server, proxy, leases)
 }
 
 /// Lock, enter again, be renewed, leave, unlock: all of it works, whatever happens to one reply.
@@ -110,9 +98,7 @@ async fn whichever_reply_of_all_is_lost_one_tries_again_and_goes_on() {
 /// The client would take the next answer on such a connection for the lost one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_whose_name_is_not_answered_is_given_no_calls() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(ttl(Duration::from_secs(10)), &proxy.url()).await;
+    let (server, proxy, leases) = behind_proxy(ttl(Duration::from_secs(10))).await;
     // The name of the connection that the first lock on this runtime asks for.
     proxy.answer(1, "SETNAME", b"");
     let lease = lock(&leases, "job").await;
@@ -130,9 +116,7 @@ async fn connection_whose_name_is_not_answered_is_given_no_calls() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_reply_to_a_call_of_many_costs_none_of_them_anything() {
     const MANY: usize = 40;
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(ttl(millis(4_000)).fencing(false), &proxy.url()).await;
+    let (server, proxy, leases) = behind_proxy(ttl(millis(4_000)).fencing(false)).await;
     let mut connection = server.connection();
     let mut tasks = JoinSet::new();
     // The first may go alone, and most of the others wait for it and leave as one call.
@@ -165,7 +149,7 @@ async fn lost_reply_to_a_call_of_many_costs_none_of_them_anything() {
 }
 
 /// Passes a lock on from hand to hand in memory, up to the last of a few.
-async fn handed_on(leases: &LeaseManager, name: &str) -> Lease {
+async fn handed_off(leases: &LeaseManager, name: &str) -> Lease {
     let mut lease = lock(leases, name).await;
     let waiter = |_| {
         let mut lock = leases.lock(name);
@@ -181,12 +165,10 @@ async fn handed_on(leases: &LeaseManager, name: &str) -> Lease {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn last_release_after_a_hand_over_may_lose_its_reply() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
+async fn last_release_after_a_handoff_may_lose_its_reply() {
     // A chain may last a tenth of it.
-    let leases = connect(ttl(Duration::from_secs(30)), &proxy.url()).await;
-    let last = handed_on(&leases, "job").await;
+    let (server, proxy, leases) = behind_proxy(ttl(Duration::from_secs(30))).await;
+    let last = handed_off(&leases, "job").await;
     let asked = || proxy.requests().iter().filter(|text| text.contains("job")).count();
     let before = asked();
     proxy.drop_reply_of(1, "job");
@@ -197,12 +179,10 @@ async fn last_release_after_a_hand_over_may_lose_its_reply() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn renewal_after_a_hand_over_may_lose_its_reply() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(ttl(millis(6_000)), &proxy.url()).await;
+async fn renewal_after_a_handoff_may_lose_its_reply() {
+    let (server, proxy, leases) = behind_proxy(ttl(millis(6_000))).await;
     // A chain may last a tenth of it.
-    let last = handed_on(&leases, "job").await;
+    let last = handed_off(&leases, "job").await;
     let (owner, count) = recorded(&server, "job");
     assert_eq!(count, 1);
     let fence = last.fence();
@@ -221,10 +201,8 @@ async fn renewal_after_a_hand_over_may_lose_its_reply() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_copied_late_takes_nothing_from_holder_nor_next() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(ttl(millis(2_000)), &proxy.url()).await;
-    let rivals = connect(ttl(millis(2_000)), &server.url()).await;
+    let (server, proxy, leases) = behind_proxy(ttl(millis(2_000))).await;
+    let others = connect(ttl(millis(2_000)), &server.url()).await;
     let mut lock = leases.lock("job");
     let outer = lock.lock().await.expect("a lease");
     let (owner, _) = recorded(&server, "job");
@@ -248,7 +226,7 @@ async fn request_copied_late_takes_nothing_from_holder_nor_next() {
     assert_eq!(outer.hold_count(), 1);
     outer.unlock().await.expect("a release");
 
-    let next = rivals.lock("job").lock().await.expect("the rival's");
+    let next = others.lock("job").lock().await.expect("the rival's");
     let theirs = recorded(&server, "job");
     let fences = reserved();
     for _ in 0..2 {
@@ -264,11 +242,9 @@ async fn request_copied_late_takes_nothing_from_holder_nor_next() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquire_copied_after_its_release_keeps_the_name_t_at_most() {
     const T: Duration = millis(1_500);
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
     // Of the requests so far, only the acquire has this time to live.
-    let leases = connect(ttl(T).fencing(false), &proxy.url()).await;
-    let rivals = connect(ttl(T).fencing(false), &server.url()).await;
+    let (server, proxy, leases) = behind_proxy(ttl(T).fencing(false)).await;
+    let others = connect(ttl(T).fencing(false), &server.url()).await;
     lock(&leases, "job").await.unlock().await.expect("a release");
     assert!(!exists(&server, "job"));
     let copied = Instant::now();
@@ -276,7 +252,7 @@ async fn acquire_copied_after_its_release_keeps_the_name_t_at_most() {
     let left = server.command(&["PTTL", "job"]).int();
     assert!((1..=T.as_millis() as i64).contains(&left), "nobody's, but never without end: {left}");
     // It is not renewed, and no task believes to hold it.
-    let lease = within(LONG, rivals.lock("job").lock()).await.expect("a lease");
+    let lease = within(LONG, others.lock("job").lock()).await.expect("a lease");
     assert!(copied.elapsed() >= millis(u64::try_from(left).expect("positive")));
     lease.unlock().await.expect("a release");
 }
@@ -284,9 +260,7 @@ async fn acquire_copied_after_its_release_keeps_the_name_t_at_most() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewals_run_after_they_were_given_up_make_no_lease_longer() {
     const T: Duration = millis(3_000);
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(ttl(T), &proxy.url()).await;
+    let (server, proxy, leases) = behind_proxy(ttl(T)).await;
     let lease = lock(&leases, "job").await;
     for _ in 0..2 {
         proxy.set(Mode::HoldRequests);
@@ -304,8 +278,8 @@ async fn renewals_run_after_they_were_given_up_make_no_lease_longer() {
     proxy.set(Mode::Pass);
     assert_eq!(lease.remaining(), Duration::ZERO);
     assert_eq!(lease.state(), LeaseState::Lost, "lost is for good");
-    let rivals = connect(ttl(T), &server.url()).await;
-    let next = within(LONG, rivals.lock("job").lock()).await.expect("a lease");
+    let others = connect(ttl(T), &server.url()).await;
+    let next = within(LONG, others.lock("job").lock()).await.expect("a lease");
     assert!(next.fence() > lease.fence());
     next.unlock().await.expect("a release");
     assert_eq!(lease.unlock().await.expect_err("lost").loss(), Some(Loss::Expired));
@@ -314,10 +288,8 @@ async fn renewals_run_after_they_were_given_up_make_no_lease_longer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_run_after_it_was_given_up_spares_the_next_holder() {
     const T: Duration = millis(1_500);
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(ttl(T), &proxy.url()).await;
-    let rivals = connect(ttl(T), &server.url()).await;
+    let (server, proxy, leases) = behind_proxy(ttl(T)).await;
+    let others = connect(ttl(T), &server.url()).await;
     let lease = lock(&leases, "job").await;
     let (owner, _) = recorded(&server, "job");
     let asked = || proxy.requests().iter().filter(|text| text.contains(&owner)).count();
@@ -326,7 +298,7 @@ async fn release_run_after_it_was_given_up_spares_the_next_holder() {
     let error = lease.unlock().await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     // The key can only expire.
-    let next = within(LONG, rivals.lock("job").lock()).await.expect("a lease");
+    let next = within(LONG, others.lock("job").lock()).await.expect("a lease");
     let theirs = recorded(&server, "job");
     assert_eq!(asked(), before);
     proxy.set(Mode::Pass);

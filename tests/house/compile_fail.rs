@@ -89,7 +89,7 @@ fn without_summary(said: &str) -> String {
 }
 
 #[test]
-fn one_handle_is_one_flow_of_control_and_is_used() {
+fn one_handle_has_one_caller_and_is_used() {
     let names = cases("refused");
     assert_eq!(names, cases("accepted"), "each has its twin");
     assert!(!names.is_empty());

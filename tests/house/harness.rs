@@ -14,6 +14,14 @@ const LONG: Duration = Duration::from_secs(10);
 /// Long enough to notice that something arrives that should not.
 const SHORT: Duration = Duration::from_millis(100);
 
+/// A server, a proxy before it, and a connection through the proxy.
+fn proxied() -> (Server, Proxy, Resp) {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let connection = Resp::connect(proxy.port());
+    (server, proxy, connection)
+}
+
 fn ok() -> Reply {
     Reply::Text("OK".to_owned())
 }
@@ -57,10 +65,11 @@ fn server_that_cannot_start_shows_its_log() {
 fn server_is_of_one_brand_and_version() {
     let server = Server::start();
     let info = server.command(&["INFO", "server"]).text();
-    let told = |field: &str| info.lines().find_map(|line| line.strip_prefix(field)).map(str::trim);
-    let (brand, version) = match told("valkey_version:") {
+    let field_of =
+        |field: &str| info.lines().find_map(|line| line.strip_prefix(field)).map(str::trim);
+    let (brand, version) = match field_of("valkey_version:") {
         Some(version) => ("Valkey", version),
-        None => ("Redis", told("redis_version:").expect("its version")),
+        None => ("Redis", field_of("redis_version:").expect("its version")),
     };
     let major = version.split('.').next().expect("a number");
     assert_eq!(server.check_is(&format!("{brand} {major}")), Ok(()));
@@ -242,9 +251,7 @@ fn proxy_passes_and_counts() {
 
 #[test]
 fn black_hole_holds_both_ways() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let mut connection = Resp::connect(proxy.port());
+    let (server, proxy, mut connection) = proxied();
     let mut subscriber = Resp::connect(proxy.port());
     subscriber.subscribe("c");
     connection.command(&["PING"]);
@@ -293,9 +300,7 @@ async fn held_request_arrives_after_its_sender_is_gone() {
 
 #[tokio::test]
 async fn replies_are_held_or_dropped_while_requests_pass() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let mut connection = Resp::connect(proxy.port());
+    let (server, proxy, mut connection) = proxied();
     connection.command(&["PING"]);
 
     proxy.set(Mode::HoldReplies);
@@ -356,9 +361,7 @@ fn reply_to_a_chosen_request_is_dropped() {
 
 #[test]
 fn chosen_request_is_answered_in_the_servers_place() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let mut connection = Resp::connect(proxy.port());
+    let (server, proxy, mut connection) = proxied();
     proxy.answer(2, "INCR", b"-LOADING on purpose\r\n");
     for _ in 0..3 {
         connection.send(&["INCR", "k"]).expect("the proxy takes requests");
@@ -372,9 +375,7 @@ fn chosen_request_is_answered_in_the_servers_place() {
 
 #[test]
 fn requests_that_passed_can_be_sent_once_more() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let mut connection = Resp::connect(proxy.port());
+    let (_server, proxy, mut connection) = proxied();
     connection.command(&["INCR", "a"]);
     connection.command(&["INCR", "b"]);
     connection.command(&["INCR", "a"]);
@@ -442,9 +443,7 @@ fn messages_do_not_confuse_the_proxy() {
 
 #[test]
 fn proxy_follows_its_server() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let mut connection = Resp::connect(proxy.port());
+    let (server, proxy, mut connection) = proxied();
     connection.command(&["PING"]);
     server.kill();
     assert!(is_closed(&mut connection));
@@ -455,9 +454,7 @@ fn proxy_follows_its_server() {
 
 #[test]
 fn dropped_proxy_closes_its_connections() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let mut connection = Resp::connect(proxy.port());
+    let (_server, proxy, mut connection) = proxied();
     connection.command(&["PING"]);
     proxy.set(Mode::BlackHole);
     drop(proxy);
@@ -472,9 +469,7 @@ fn is_closed(connection: &mut Resp) -> bool {
 
 #[tokio::test]
 async fn slow_modes_pass_everything_later_and_in_order() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let mut connection = Resp::connect(proxy.port());
+    let (_server, proxy, mut connection) = proxied();
     let delay = Duration::from_millis(50);
     for (mode, at_least) in
         [(Mode::Delay(delay), delay * 2), (Mode::Drip, Duration::from_millis(4))]
@@ -494,9 +489,7 @@ async fn slow_modes_pass_everything_later_and_in_order() {
 
 #[tokio::test]
 async fn duplicated_script_runs_twice_and_is_answered_once() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let mut connection = Resp::connect(proxy.port());
+    let (server, proxy, mut connection) = proxied();
     proxy.set(Mode::Duplicate);
     connection.command(&["EVAL", "return redis.call('INCR', 'k')", "0"]);
     eventually(LONG, || server.command(&["GET", "k"]).int() == 2).await;

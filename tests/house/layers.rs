@@ -1,11 +1,23 @@
 //! Checks src/ against the layers, and the maps and tables of the pages against the files.
 
+use crate::source::{self, Source};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-fn sources(dir: &Path) -> Vec<PathBuf> {
-    below(dir, "rs")
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(dir: &str) -> Vec<PathBuf> {
+    below(&root().join(dir), "rs")
+}
+
+/// The code of src/, files that are only for tests included.
+fn code() -> &'static [Source] {
+    static CODE: OnceLock<Vec<Source>> = OnceLock::new();
+    CODE.get_or_init(|| source::read(&root().join("src"), Source::parse))
 }
 
 /// Returns the files with this extension below a directory.
@@ -20,25 +32,6 @@ pub fn below(dir: &Path, extension: &str) -> Vec<PathBuf> {
         }
     }
     found
-}
-
-/// Returns the code of a file without comments and without items that are only for tests.
-fn code(path: &Path) -> Vec<String> {
-    let text = fs::read_to_string(path).expect("readable");
-    let mut lines = text.lines();
-    let mut code = Vec::new();
-    while let Some(line) = lines.next() {
-        if line == "#[cfg(test)]" {
-            // The item ends where it began, at the left margin.
-            let item = lines.by_ref().find(|line| !line.starts_with("#["));
-            if item.is_some_and(|item| !item.ends_with(';') && !item.ends_with('}')) {
-                lines.by_ref().find(|line| *line == "}" || *line == "};");
-            }
-        } else if !line.trim_start().starts_with("//") {
-            code.push(line.to_owned());
-        }
-    }
-    code
 }
 
 /// The rooms of src/, from the lowest to the highest. A file knows its own room and those on the lines before it.
@@ -56,36 +49,28 @@ const ROOMS: &[&[&str]] = &[
 
 #[test]
 fn rooms_know_only_what_is_below_them() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let rank = |room: &str| ROOMS.iter().position(|rooms| rooms.contains(&room));
     let mut seen = BTreeSet::new();
-    for path in sources(&root) {
-        let place =
-            path.strip_prefix(&root).expect("under src").to_string_lossy().replace('\\', "/");
-        let room = place.split(['/', '.']).next().unwrap_or_default();
+    for source in code() {
+        let file = &source.path;
+        let room = file.split(['/', '.']).next().unwrap_or_default();
         if ["lib", "guide"].contains(&room) {
             continue;
         }
         let own = rank(room).unwrap_or_else(|| panic!("{room} is in no line of ROOMS"));
         // These are built on all that lib.rs re-exports.
         let is_on_top = ["tower", "testing"].contains(&room);
-        let mut is_for_docs = false;
-        for line in code(&path) {
-            let parts: Vec<&str> = line.split("crate::").collect();
-            for pair in parts.windows(2).filter(|pair| !is_for_docs && !pair[0].ends_with('$')) {
-                let end = |c: char| !c.is_alphanumeric() && c != '_';
-                let named = pair[1].split(end).next().unwrap_or_default();
-                let is_below = rank(named).is_some_and(|rank| rank < own);
-                let is_reexport = is_on_top && named.starts_with(|c: char| c.is_uppercase());
-                let may_know = named == room || is_below || is_reexport;
-                assert!(may_know, "{place} must not know {named:?}: {line}");
-            }
-            is_for_docs = line.trim() == "#[cfg(doc)]";
+        for path in source.paths(0..source.tokens.len()) {
+            let [first, named, ..] = &path[..] else { continue };
+            let is_below = rank(named).is_some_and(|rank| rank < own);
+            let is_reexport = is_on_top && named.starts_with(|c: char| c.is_uppercase());
+            let may_know = named == room || is_below || is_reexport;
+            assert!(first != "crate" || may_know, "{file} must not know {}", path.join("::"));
         }
-        seen.insert(room.to_owned());
+        seen.insert(room);
     }
     for room in ROOMS.iter().copied().flatten() {
-        assert!(seen.contains(*room), "no file is in {room}; mend this test");
+        assert!(seen.contains(room), "no file is in {room}; mend this test");
     }
 }
 
@@ -137,20 +122,16 @@ fn files_do_not_name_what_others_hide() {
         ("store/redis/send/slot_batcher.rs", &["fred"]),
         ("store/redis/scripts/reply.rs", &["fred::"]),
     ];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut seen = vec![false; rules.len()];
-    for path in sources(&root) {
-        let place =
-            path.strip_prefix(&root).expect("under src").to_string_lossy().replace('\\', "/");
+    for source in code() {
+        let code = source.joined(0..source.tokens.len());
         for ((room, forbidden), seen) in rules.iter().zip(&mut seen) {
-            if !place.starts_with(room) {
+            if !source.path.starts_with(room) {
                 continue;
             }
             *seen = true;
-            for line in code(&path) {
-                for word in *forbidden {
-                    assert!(!line.contains(word), "{place} must not know {word}: {line}");
-                }
+            for word in *forbidden {
+                assert!(!code.contains(word), "{} must not know {word}", source.path);
             }
         }
     }
@@ -161,14 +142,12 @@ fn files_do_not_name_what_others_hide() {
 
 #[test]
 fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    for path in sources(&root) {
-        let includes = code(&path)
-            .iter()
-            .any(|line| line.contains("include_str!") && line.contains("scripts"));
-        assert!(!includes || path.ends_with("store/redis/scripts/mod.rs"), "{}", path.display());
+    for source in code() {
+        let includes = (0..source.tokens.len())
+            .any(|at| source.word(at) == "include_str" && source.word(at + 3).contains("scripts"));
+        assert!(!includes || source.path == "store/redis/scripts/mod.rs", "{}", source.path);
     }
-    for path in below(&root.join("store/redis/scripts"), "lua") {
+    for path in below(&root().join("src/store/redis/scripts"), "lua") {
         // These are parts of other scripts.
         let name = path.file_name().expect("a file").to_string_lossy().into_owned();
         let parts = [
@@ -209,9 +188,8 @@ fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
 /// The promise of `tests/README.md`.
 #[test]
 fn test_names_are_short_and_begin_with_the_thing_tested() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = sources(&root.join("tests"));
-    files.extend(sources(&root.join("src")));
+    let mut files = sources("tests");
+    files.extend(sources("src"));
     let mut seen = 0;
     let mut wrong = String::new();
     for file in files {
@@ -240,11 +218,10 @@ fn test_names_are_short_and_begin_with_the_thing_tested() {
 /// A panic elsewhere must not end what a lock protects; `trace` waits on a condition variable as well.
 #[test]
 fn poison_is_dealt_with_in_one_place() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let other = |file: &&PathBuf| {
         !file.ends_with("src/util/sync.rs") && !file.ends_with("src/util/trace.rs")
     };
-    for file in sources(&root.join("src")).iter().filter(other) {
+    for file in sources("src").iter().filter(other) {
         let text = fs::read_to_string(file).expect("readable");
         assert!(!text.contains("PoisonError"), "{}: use crate::util::sync::Mutex", file.display());
     }
@@ -253,14 +230,13 @@ fn poison_is_dealt_with_in_one_place() {
 /// The table of faults names its tests; a test that was renamed must not leave a claim behind.
 #[test]
 fn every_test_that_the_table_of_faults_names_is_there() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = sources(&root.join("tests"));
-    files.extend(sources(&root.join("src")));
+    let mut files = sources("tests");
+    files.extend(sources("src"));
     let texts: BTreeMap<String, String> = files
         .iter()
-        .map(|file| (module(root, file), fs::read_to_string(file).expect("readable")))
+        .map(|file| (module(file), fs::read_to_string(file).expect("readable")))
         .collect();
-    let table = fs::read_to_string(root.join("tests/FAULTS.md")).expect("readable");
+    let table = fs::read_to_string(root().join("tests/FAULTS.md")).expect("readable");
     let mut named = 0;
     for word in table.split('`') {
         let Some((path, test)) = word.rsplit_once("::") else { continue };
@@ -288,13 +264,12 @@ fn every_test_that_the_table_of_faults_names_is_there() {
 /// A newcomer looks for the room of a change in this map, and reads it at one sitting.
 #[test]
 fn map_of_the_architecture_has_every_room() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("readable");
+    let map = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("readable");
     assert!(map.lines().count() <= 200, "ARCHITECTURE.md has more than 200 lines");
     let named: BTreeSet<&str> =
         map.split('`').filter(|word| word.ends_with('/') && !word.contains(' ')).collect();
-    let source = root.join("src");
-    let rooms: BTreeSet<String> = sources(&source)
+    let source = root().join("src");
+    let rooms: BTreeSet<String> = sources("src")
         .iter()
         .filter_map(|file| file.parent()?.strip_prefix(&source).ok())
         .map(|room| format!("{}/", room.to_string_lossy().replace('\\', "/")))
@@ -325,8 +300,8 @@ fn defines(text: &str, test: &str) -> bool {
 }
 
 /// The path of a file's module, such as `tests::redis::wire`.
-fn module(root: &Path, file: &Path) -> String {
-    let path = file.strip_prefix(root).expect("under the root").with_extension("");
+fn module(file: &Path) -> String {
+    let path = file.strip_prefix(root()).expect("under the root").with_extension("");
     let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
     let path = parts.join("::");
     let path = path.strip_suffix("::main").or_else(|| path.strip_suffix("::mod")).unwrap_or(&path);

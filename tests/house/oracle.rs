@@ -39,62 +39,52 @@ fn finds(rule: &str, lines: &str) {
     assert_eq!(others, 0, "expected only {rule}, found {findings:?}");
 }
 
-#[test]
-fn holders_one_after_the_other_are_accepted() {
-    accepts(
-        "10 p0.1 wanted 0 ash lock 0
-         11 p0.1 granted 0 100 check
-         20 p1.1 wanted 0 ash lock 0
-         40 p0.1 released 0 39ms
-         41 p1.1 granted 0 228 check
-         42 p1.1 nested 0 228 2
-         60 p1.1 released 0 59ms",
-    );
+/// A lease by checks alone, with a hold of its own: who, the number, the mode, the fencing token, and from when to when. Its
+/// holder looks at it up to the end.
+fn lease(who: &str, ask: u64, mode: &str, fence: u64, from: u64, until: u64) -> String {
+    let (name, mode) = match mode {
+        "lock" => ("ash", String::new()),
+        "read" | "write" => ("rw-ash", format!("{from} {who} shares {ask} {mode} 0\n")),
+        permits => ("pool3-ash", format!("{from} {who} shares {ask} permits {permits}\n")),
+    };
+    format!(
+        "{from} {who} wanted {ask} {name} lock 0\n{mode}{from} {who} granted {ask} {fence} check
+         {until} {who} released {ask} {until}ms\n"
+    )
+}
+
+/// An exclusive lease.
+fn lock(who: &str, ask: u64, fence: u64, from: u64, until: u64) -> String {
+    lease(who, ask, "lock", fence, from, until)
 }
 
 #[test]
-fn lease_passed_on_inside_a_process_is_accepted() {
-    accepts(
-        "10 p0.1 wanted 0 ash lock 0
-         11 p0.1 granted 0 100 check
-         12 p0.1 wanted 1 ash lock 0
-         20 p0.1 released 0 19ms
-         21 p0.1 granted 1 101 check
-         30 p0.1 released 1 29ms",
-    );
+fn holders_one_after_the_other_are_accepted() {
+    let nested = "42 p1.1 nested 0 228 2\n".to_owned();
+    accepts(&[lock("p0.1", 0, 100, 11, 40), lock("p1.1", 0, 228, 41, 60), nested].concat());
+}
+
+#[test]
+fn lease_handed_off_inside_a_process_is_accepted() {
+    accepts(&[lock("p0.1", 0, 100, 11, 20), lock("p0.1", 1, 101, 21, 30)].concat());
 }
 
 #[test]
 fn two_who_believe_at_once_are_found() {
-    let both = |second: &str| {
-        format!(
-            "10 p0.1 wanted 0 ash lock 0
-             11 p0.1 granted 0 100 check
-             20 {second} wanted 7 ash lock 0
-             30 {second} granted 7 228 check
-             40 p0.1 released 0 39ms
-             60 {second} released 7 59ms"
-        )
-    };
-    finds("overlap", &both("p1.1"));
-    finds("overlap", &both("p0.1"));
+    for second in ["p1.1", "p0.1"] {
+        let both = [lock("p0.1", 0, 100, 11, 40), lock(second, 7, 228, 30, 60)];
+        finds("overlap", &both.concat());
+    }
 }
 
 #[test]
 fn overlap_is_found_behind_a_shorter_one_that_is_excused() {
-    finds(
-        "overlap",
-        "10 p0.1 wanted 0 ash lock 0
-         11 p0.1 granted 0 100 check
-         20 soak wiped 21ms ash
-         30 p1.1 wanted 0 ash lock 0
-         31 p1.1 granted 0 228 check
-         40 p1.1 released 0 39ms
-         1500 p1.1 wanted 1 ash lock 0
-         1501 p1.1 granted 1 356 check
-         1600 p0.1 released 0 1599ms
-         1700 p1.1 released 1 1699ms",
-    );
+    let leases = [
+        lock("p0.1", 0, 100, 11, 1600),
+        lock("p1.1", 0, 228, 31, 40),
+        lock("p1.1", 1, 356, 1501, 1700),
+    ];
+    finds("overlap", &(leases.concat() + "20 soak wiped 21ms ash"));
 }
 
 /// The last check at `last_ok`, lost at 950 by the clock; the next holder at 1005.
@@ -117,7 +107,7 @@ fn step_that_began_with_a_check_has_the_grace_to_end() {
 
 /// What a renewal confirmed too late is released as soon as the holder has unlocked.
 #[test]
-fn holder_that_was_told_and_has_unlocked_has_no_grace() {
+fn holder_that_knows_and_has_unlocked_has_no_grace() {
     accepts(&expiry(920).replace("expired", "expired\n951 p0.1 unreleased 0 lost-expired"));
 }
 
@@ -165,17 +155,12 @@ fn token_that_fires_late_is_found_if_the_process_was_awake() {
 
 /// A wipe at 20 to 25, one more holder at `granted`, and the old one until `until`.
 fn wipe(granted: u64, until: u64) -> String {
-    format!(
-        "10 p0.1 wanted 0 ash lock 0
-         11 p0.1 granted 0 100 check
-         12 p1.1 wanted 0 ash lock 0
-         20 soak wiped 25ms ash
-         {granted} p1.1 granted 0 228 check
-         {until} p0.1 released 0 {until}ms
-         {} p1.1 released 0 {}ms",
-        until + 500,
-        until + 500
-    )
+    [
+        lock("p0.1", 0, 100, 11, until),
+        "20 soak wiped 25ms ash\n".to_owned(),
+        lock("p1.1", 0, 228, granted, until + 500),
+    ]
+    .concat()
 }
 
 #[test]
@@ -199,16 +184,7 @@ fn forced_unlock_excuses_as_a_wipe_does() {
 
 #[test]
 fn fence_that_goes_back_is_found() {
-    let after = |fence: u64| {
-        format!(
-            "10 p0.1 wanted 0 ash lock 0
-             11 p0.1 granted 0 100 check
-             20 p0.1 released 0 19ms
-             30 p1.1 wanted 0 ash lock 0
-             31 p1.1 granted 0 {fence} check
-             40 p1.1 released 0 39ms"
-        )
-    };
+    let after = |fence| [lock("p0.1", 0, 100, 11, 20), lock("p1.1", 0, fence, 31, 40)].concat();
     accepts(&after(101));
     finds("fence", &after(100));
     finds("fence", &after(99));
@@ -216,30 +192,17 @@ fn fence_that_goes_back_is_found() {
 
 #[test]
 fn fence_that_goes_back_is_found_long_after_the_greater_one() {
-    finds(
-        "fence",
-        "10 p0.1 wanted 0 ash lock 0
-         11 p0.1 granted 0 300 check
-         12 p0.1 released 0 11ms
-         20 soak wiped 21ms ash
-         30 p1.1 wanted 0 ash lock 0
-         31 p1.1 granted 0 100 check
-         32 p1.1 released 0 31ms
-         2000 p1.1 wanted 1 ash lock 0
-         2001 p1.1 granted 1 200 check
-         2002 p1.1 released 1 2001ms",
-    );
+    let leases = [
+        lock("p0.1", 0, 300, 11, 12),
+        lock("p1.1", 0, 100, 31, 32),
+        lock("p1.1", 1, 200, 2001, 2002),
+    ];
+    finds("fence", &(leases.concat() + "20 soak wiped 21ms ash"));
 }
 
 #[test]
 fn nested_lease_with_another_fence_is_found() {
-    finds(
-        "fence",
-        "10 p0.1 wanted 0 ash lock 0
-         11 p0.1 granted 0 100 check
-         12 p0.1 nested 0 101 2
-         20 p0.1 released 0 19ms",
-    );
+    finds("fence", &(lock("p0.1", 0, 100, 11, 20) + "12 p0.1 nested 0 101 2"));
 }
 
 #[test]
@@ -280,20 +243,12 @@ fn waiter_may_wait_on_a_broken_path_and_in_a_frozen_process() {
 
 #[test]
 fn free_name_that_others_take_meanwhile_is_nobody_starving() {
-    accepts(&format!(
-        "{}
-         1500 p1.1 wanted 0 ash try 0
-         1501 p1.1 granted 0 90 check
-         1502 p1.1 released 0 1501ms
-         2100 p1.1 wanted 1 ash try 0
-         2101 p1.1 granted 1 91 check
-         2102 p1.1 released 1 2101ms",
-        waits(2700)
-    ));
+    let others = [lock("p1.1", 0, 90, 1501, 1502), lock("p1.1", 1, 91, 2101, 2102)];
+    accepts(&format!("{}\n{}", waits(2700), others.concat()));
 }
 
 /// A lease until 20, whose key is on the server until `until`.
-fn kept(until: u64) -> String {
+fn keys(until: u64) -> String {
     format!(
         "1 p0.1 manager uuid
          10 p0.1 wanted 0 ash lock 0
@@ -305,14 +260,14 @@ fn kept(until: u64) -> String {
 
 #[test]
 fn key_of_which_its_process_knows_nothing_is_found() {
-    accepts(&kept(400));
-    finds("orphan", &kept(900));
-    accepts(&format!("{}\n21 p0.1 forgot 0", kept(900)));
-    accepts(&format!("{}\n12 soak fault 13ms p0.1 LoseOneReply", kept(900)));
-    accepts(&format!("{}\n300 p0.1 wanted 1 ash lock 0\n700 p0.1 gave-up 1 dropped", kept(900)));
+    accepts(&keys(400));
+    finds("orphan", &keys(900));
+    accepts(&format!("{}\n21 p0.1 forgot 0", keys(900)));
+    accepts(&format!("{}\n12 soak fault 13ms p0.1 LoseOneReply", keys(900)));
+    accepts(&format!("{}\n300 p0.1 wanted 1 ash lock 0\n700 p0.1 gave-up 1 dropped", keys(900)));
     finds(
         "orphan",
-        &format!("{}\n300 p1.1 wanted 1 ash lock 0\n700 p1.1 gave-up 1 dropped", kept(900)),
+        &format!("{}\n300 p1.1 wanted 1 ash lock 0\n700 p1.1 gave-up 1 dropped", keys(900)),
     );
 }
 
@@ -338,7 +293,7 @@ fn key_of_a_token_without_lease_is_found_beside_waiters() {
     accepts(&format!("{}\n12 soak fault 300ms kept Freeze(0)", key(2, 1200)));
     finds("orphan", &format!("{}\n12 soak fault 300ms kept Freeze(0)", key(2, 1900)));
     accepts(&format!("{}\n12 soak fault 300ms kept Crash(0)", key(2, 1900)));
-    accepts(&format!("{}\n301 p0.1 aside 1", key(2, 900)));
+    accepts(&format!("{}\n301 p0.1 unpolled 1", key(2, 900)));
     // A call for a set that waits for another name, until it gives up.
     let set = |until| {
         key(2, until).replace(waits, "300 p0.1 wanted 1 ash set 0").replace("2000 p", "700 p")
@@ -350,10 +305,10 @@ fn key_of_a_token_without_lease_is_found_beside_waiters() {
 #[test]
 fn key_that_nobody_has_is_found_though_others_wait_for_it() {
     let waits = "12 p0.1 wanted 1 ash lock 0\n5000 p0.1 gave-up 1 dropped";
-    accepts(&format!("{}\n{waits}", kept(1800)));
-    finds("idle", &format!("{}\n{waits}", kept(2500)));
-    finds("idle", &format!("{}\n{waits}\n600 soak fault 4000ms p0.1 BlockLog", kept(2500)));
-    accepts(&format!("{}\n{waits}\n600 soak fault 610ms p0.1 HoldRequests", kept(2500)));
+    accepts(&format!("{}\n{waits}", keys(1800)));
+    finds("idle", &format!("{}\n{waits}", keys(2500)));
+    finds("idle", &format!("{}\n{waits}\n600 soak fault 4000ms p0.1 BlockLog", keys(2500)));
+    accepts(&format!("{}\n{waits}\n600 soak fault 610ms p0.1 HoldRequests", keys(2500)));
 }
 
 #[test]
@@ -362,12 +317,12 @@ fn waiter_behind_a_future_that_nobody_polls_is_not_found() {
         "1000 p0.1 wanted 0 ash lock 0\n1100 soak free 2900ms ash\n3000 p0.1 gave-up 0 dropped";
     finds("waiting", waits);
     accepts(&format!(
-        "{waits}\n900 p0.1 wanted 1 ash aside 0\n901 p0.1 aside 1\n2901 p0.1 gave-up 1 dropped"
+        "{waits}\n900 p0.1 wanted 1 ash unpolled 0\n901 p0.1 unpolled 1\n2901 p0.1 gave-up 1 dropped"
     ));
     finds(
         "waiting",
         &format!(
-            "{waits}\n900 p1.1 wanted 0 ash aside 0\n901 p1.1 aside 0\n2901 p1.1 gave-up 0 dropped"
+            "{waits}\n900 p1.1 wanted 0 ash unpolled 0\n901 p1.1 unpolled 0\n2901 p1.1 gave-up 0 dropped"
         ),
     );
 }
@@ -430,7 +385,7 @@ fn leftovers_wrong_counts_and_contradictions_are_found() {
 fn whole_run_must_meet_what_it_is_for() {
     finds("never happened", "1 soak run 7 60 redis");
     accepts("1 soak run 7 20 redis");
-    let met = verdict(
+    let coverage = verdict(
         "10 p0.1 wanted 0 ash lock 0
          11 p0.1 granted 0 100 check
          12 p0.1 at-risk 0
@@ -449,8 +404,8 @@ fn whole_run_must_meet_what_it_is_for() {
          3000 soak seen 2 replies or requests lost
          3000 soak seen 3 reconnects",
     )
-    .met;
-    let never: Vec<_> = met.iter().filter(|(_, count)| *count == 0).collect();
+    .coverage;
+    let never: Vec<_> = coverage.iter().filter(|(_, count)| *count == 0).collect();
     assert!(never.is_empty(), "{never:?}");
 }
 
@@ -469,26 +424,18 @@ fn gone(last_ok: u64, cause: &str) -> String {
 
 #[test]
 fn beliefs_alone_are_judged_without_fencing_tokens() {
-    accepts(
-        "1 soak run 7 20 quorum
-         10 p0.1 wanted 0 ash lock 0
-         11 p0.1 granted 0 0 check
-         20 p0.1 released 0 19ms
-         21 p1.1 wanted 0 ash lock 0
-         22 p1.1 granted 0 0 check
-         30 p1.1 released 0 29ms
-         40 p0.1 wrote ash 1 0
-         41 p1.1 wrote ash 1 0",
-    );
+    let leases = [lock("p0.1", 0, 0, 11, 20), lock("p1.1", 0, 0, 22, 30)];
+    let writes = "1 soak run 7 20 quorum\n40 p0.1 wrote ash 1 0\n41 p1.1 wrote ash 1 0";
+    accepts(&(leases.concat() + writes));
     finds("overlap", &gone(298, "gone").replace("320 p1.1 granted", "290 p1.1 granted"));
 }
 
 #[test]
-fn holder_told_by_a_quorum_has_no_grace_and_that_is_counted() {
-    let told = verdict(&gone(298, "gone"));
-    assert!(told.findings.is_empty(), "{:?}", told.findings);
-    let [excused] = &told.excused[..] else { panic!("{:?}", told.excused) };
-    assert_eq!((excused.why, excused.nanos), (Excuse::Told, 10_000_000));
+fn loss_by_word_of_a_quorum_has_no_grace_and_is_counted() {
+    let reported = verdict(&gone(298, "gone"));
+    assert!(reported.findings.is_empty(), "{:?}", reported.findings);
+    let [excused] = &reported.excused[..] else { panic!("{:?}", reported.excused) };
+    assert_eq!((excused.why, excused.nanos), (Excuse::Reported, 10_000_000));
     // By the clock there is one, and on other stores.
     finds("overlap", &gone(298, "expired"));
     let fenced = gone(298, "gone").replace("20 quorum", "20 redis");
@@ -496,27 +443,19 @@ fn holder_told_by_a_quorum_has_no_grace_and_that_is_counted() {
 }
 
 /// Granted by a primary at `granted`, which another one replaced from 2000 to 3000.
-fn replaced(granted: u64, rival: u64) -> String {
-    format!(
-        "1 soak run 7 20 sentinel
-         {granted} p0.1 wanted 0 ash lock 0
-         {granted} p0.1 granted 0 100 check
-         2000 soak replaced 3000ms ash
-         {rival} p1.1 wanted 0 ash lock 0
-         {rival} p1.1 granted 0 200 check
-         {} p0.1 released 0 {}ms
-         {} p1.1 released 0 {}ms",
-        rival + 10,
-        rival + 9,
-        rival + 20,
-        rival + 19
-    )
+fn replaced(granted: u64, next: u64) -> String {
+    [
+        "1 soak run 7 20 sentinel\n2000 soak replaced 3000ms ash\n".to_owned(),
+        lock("p0.1", 0, 100, granted, next + 10),
+        lock("p1.1", 0, 200, next, next + 20),
+    ]
+    .concat()
 }
 
 #[test]
 fn grant_of_a_replaced_primary_alone_is_excused_for_a_ttl() {
-    for (granted, rival) in [(1100, 2100), (2500, 3100), (2500, 3900)] {
-        let lost = verdict(&replaced(granted, rival));
+    for (granted, next) in [(1100, 2100), (2500, 3100), (2500, 3900)] {
+        let lost = verdict(&replaced(granted, next));
         assert!(lost.findings.is_empty(), "{:?}", lost.findings);
         let [excused] = &lost.excused[..] else { panic!("{:?}", lost.excused) };
         assert_eq!((excused.why, excused.nanos), (Excuse::Replaced, 10_000_000));
@@ -530,8 +469,8 @@ fn grant_of_a_replaced_primary_alone_is_excused_for_a_ttl() {
 /// The key then expires up to T/3 early, and the holder does not see it in time.
 #[test]
 fn renewal_lost_in_a_failover_is_excused_after_a_standstill() {
-    let history = |rival| format!("0 soak name ash sentinel 5000\n{}", replaced(900, rival));
-    let frozen = |rival| format!("{}\n2500 soak fault 4500ms p0.1 Freeze", history(rival));
+    let history = |next| format!("0 soak name ash sentinel 5000\n{}", replaced(900, next));
+    let frozen = |next| format!("{}\n2500 soak fault 4500ms p0.1 Freeze", history(next));
     accepts(&frozen(4400));
     finds("overlap", &history(4400));
     // So early the key was still there, and so late the lease had ended.
@@ -542,9 +481,9 @@ fn renewal_lost_in_a_failover_is_excused_after_a_standstill() {
 }
 
 #[test]
-fn takeover_from_a_living_primary_is_told_to_who_is_awake() {
+fn takeover_from_a_living_primary_is_known_to_who_is_awake() {
     let succeeded =
-        |granted, rival| replaced(granted, rival).replace("soak replaced", "soak succeeded");
+        |granted, next| replaced(granted, next).replace("soak replaced", "soak succeeded");
     accepts(&succeeded(2500, 2900));
     finds("overlap", &succeeded(900, 2100));
     finds("overlap", &succeeded(2500, 3100));
@@ -556,8 +495,8 @@ fn takeover_from_a_living_primary_is_told_to_who_is_awake() {
 /// The older lease is the new primary's.
 #[test]
 fn grant_of_a_replaced_primary_after_a_standstill_is_excused() {
-    let history = |rival| replaced(2500, rival).replace("soak replaced", "soak succeeded");
-    let frozen = |rival| format!("{}\n2400 soak fault 3200ms p1.1 Freeze", history(rival));
+    let history = |next| replaced(2500, next).replace("soak replaced", "soak succeeded");
+    let frozen = |next| format!("{}\n2400 soak fault 3200ms p1.1 Freeze", history(next));
     accepts(&frozen(3210));
     accepts(&frozen(4180));
     finds("overlap", &frozen(4200));
@@ -594,10 +533,10 @@ fn silent_subscription_not_replaced_is_found_while_one_waits() {
     accepts(&unheard(2400));
     finds("silence", &unheard(3000));
     accepts(&unheard(3000).replace("soak silent 6000ms", "soak silent 2400ms"));
-    accepts(
-        &unheard(3000)
-            .replace("ash lock 0\n         950 p2.1", "ash aside 0\n 951 p0.1 aside 0\n 950 p2.1"),
-    );
+    accepts(&unheard(3000).replace(
+        "ash lock 0\n         950 p2.1",
+        "ash unpolled 0\n 951 p0.1 unpolled 0\n 950 p2.1",
+    ));
     accepts(&format!("{}\n1500 soak fault 1600ms p0.1 BlackHole", unheard(3000)));
     accepts(&format!("{}\n2900 p0.1 stalled 900", unheard(3000)));
     finds("silence", &format!("{}\n1500 soak fault 1600ms p1.1 BlackHole", unheard(3000)));
@@ -639,21 +578,6 @@ fn history_is_read_as_written_but_for_a_line_cut_by_a_kill() {
     assert_eq!(written, lines);
 }
 
-/// A lease of a name that several share: who, the number, the mode, the fencing token, and from when to when. Its holder
-/// looks at it up to the end.
-fn shares(who: &str, ask: u64, mode: &str, fence: u64, from: u64, until: u64) -> String {
-    let (name, mode) = match mode {
-        "read" | "write" => ("rw-ash", format!("{mode} 0")),
-        permits => ("pool3-ash", format!("permits {permits}")),
-    };
-    format!(
-        "{from} {who} wanted {ask} {name} lock 0
-         {from} {who} shares {ask} {mode}
-         {from} {who} granted {ask} {fence} check
-         {until} {who} released {ask} {until}ms\n"
-    )
-}
-
 fn all(parts: &[String]) -> String {
     parts.concat()
 }
@@ -661,13 +585,13 @@ fn all(parts: &[String]) -> String {
 #[test]
 fn readers_beside_each_other_and_writers_alone_are_accepted() {
     accepts(&all(&[
-        shares("p0.1", 0, "read", 100, 10, 40),
-        shares("p1.1", 0, "read", 102, 20, 50),
-        shares("p0.2", 0, "read", 100, 30, 50),
-        shares("p0.1", 1, "read", 101, 45, 60),
-        shares("p1.1", 1, "write", 228, 70, 80),
-        shares("p0.1", 2, "write", 356, 80, 90),
-        shares("p2.1", 0, "read", 400, 91, 99),
+        lease("p0.1", 0, "read", 100, 10, 40),
+        lease("p1.1", 0, "read", 102, 20, 50),
+        lease("p0.2", 0, "read", 100, 30, 50),
+        lease("p0.1", 1, "read", 101, 45, 60),
+        lease("p1.1", 1, "write", 228, 70, 80),
+        lease("p0.1", 2, "write", 356, 80, 90),
+        lease("p2.1", 0, "read", 400, 91, 99),
     ]));
 }
 
@@ -677,7 +601,7 @@ fn reader_beside_a_writer_is_found_whoever_came_first() {
         for who in ["p0.1", "p1.1"] {
             finds(
                 "overlap",
-                &all(&[shares("p0.1", 0, first, 100, 10, 40), shares(who, 7, second, 228, 30, 60)]),
+                &all(&[lease("p0.1", 0, first, 100, 10, 40), lease(who, 7, second, 228, 30, 60)]),
             );
         }
     }
@@ -685,9 +609,9 @@ fn reader_beside_a_writer_is_found_whoever_came_first() {
     finds(
         "overlap",
         &all(&[
-            shares("p0.1", 0, "read", 100, 10, 90),
-            shares("p1.1", 0, "read", 101, 20, 30),
-            shares("p2.1", 0, "write", 228, 40, 60),
+            lease("p0.1", 0, "read", 100, 10, 90),
+            lease("p1.1", 0, "read", 101, 20, 30),
+            lease("p2.1", 0, "write", 228, 40, 60),
         ]),
     );
 }
@@ -695,7 +619,7 @@ fn reader_beside_a_writer_is_found_whoever_came_first() {
 #[test]
 fn readers_of_two_processes_with_one_fence_are_found() {
     let second = |who, fence| {
-        all(&[shares("p0.1", 0, "read", 100, 10, 40), shares(who, 7, "read", fence, 30, 60)])
+        all(&[lease("p0.1", 0, "read", 100, 10, 40), lease(who, 7, "read", fence, 30, 60)])
     };
     for fence in [99, 101] {
         accepts(&second("p1.1", fence));
@@ -708,8 +632,8 @@ fn readers_of_two_processes_with_one_fence_are_found() {
 fn fences_of_readers_lie_between_those_of_writers() {
     let after = |first: (&str, u64), second: (&str, u64)| {
         all(&[
-            shares("p0.1", 0, first.0, first.1, 10, 40),
-            shares("p1.1", 0, second.0, second.1, 50, 60),
+            lease("p0.1", 0, first.0, first.1, 10, 40),
+            lease("p1.1", 0, second.0, second.1, 50, 60),
         ])
     };
     for fence in [99, 100, 101] {
@@ -727,18 +651,18 @@ fn update_lost_under_a_write_lease_is_found() {
 }
 
 /// A writer that becomes a reader from 40 to 60, or a reader that tries to become the writer and stays one; and a rival.
-fn changed(how: &str, rival: &str, from: u64) -> String {
+fn changed(how: &str, next: &str, from: u64) -> String {
     let (before, fence) = if how == "downgrade" { ("write", 228) } else { ("read", 100) };
-    let rivals = if rival == "read" { fence + 1 } else { 500 };
+    let fences = if next == "read" { fence + 1 } else { 500 };
     all(&[
-        shares("p0.1", 0, before, 100, 10, 40),
+        lease("p0.1", 0, before, 100, 10, 40),
         format!(
             "40 p0.1 wanted 1 rw-ash {how} 0
              40 p0.1 shares 1 read 0
              60 p0.1 granted 1 {fence} check
              80 p0.1 released 1 80ms\n"
         ),
-        shares("p1.1", 0, rival, rivals, from, from + 5),
+        lease("p1.1", 0, next, fences, from, from + 5),
     ])
 }
 
@@ -753,13 +677,13 @@ fn writer_let_in_while_a_mode_changes_is_found() {
     // The upgrade alone does not make it the writer before it returns.
     let upgraded = |until| {
         all(&[
-            shares("p0.1", 0, "read", 100, 10, 40),
+            lease("p0.1", 0, "read", 100, 10, 40),
             "40 p0.1 wanted 1 rw-ash upgrade 0
              40 p0.1 shares 1 write 0
              60 p0.1 granted 1 228 check
              80 p0.1 released 1 80ms\n"
                 .to_owned(),
-            shares("p1.1", 0, "read", 101, 20, until),
+            lease("p1.1", 0, "read", 101, 20, until),
         ])
     };
     accepts(&upgraded(59));
@@ -770,28 +694,28 @@ fn writer_let_in_while_a_mode_changes_is_found() {
 fn permit_too_many_is_found_and_the_last_one_is_not() {
     let last = |permits| {
         all(&[
-            shares("p0.1", 0, "1", 0, 10, 60),
-            shares("p1.1", 0, "1", 0, 20, 50),
-            shares("p0.1", 1, permits, 0, 30, 70),
-            shares("p2.1", 0, "2", 0, 60, 80),
+            lease("p0.1", 0, "1", 0, 10, 60),
+            lease("p1.1", 0, "1", 0, 20, 50),
+            lease("p0.1", 1, permits, 0, 30, 70),
+            lease("p2.1", 0, "2", 0, 60, 80),
         ])
     };
     accepts(&last("1"));
     finds("overlap", &last("2"));
     let late =
-        |from| all(&[shares("p0.1", 0, "3", 0, 10, 60), shares("p1.1", 0, "1", 0, from, from + 9)]);
+        |from| all(&[lease("p0.1", 0, "3", 0, 10, 60), lease("p1.1", 0, "1", 0, from, from + 9)]);
     accepts(&late(60));
     finds("overlap", &late(59));
-    finds("fence", &shares("p0.1", 0, "1", 100, 10, 20));
+    finds("fence", &lease("p0.1", 0, "1", 100, 10, 20));
 }
 
 #[test]
 fn holders_of_a_name_that_was_taken_away_are_excused() {
-    let permits = |rival| {
+    let permits = |next| {
         all(&[
-            shares("p0.1", 0, "3", 0, 10, 1500),
+            lease("p0.1", 0, "3", 0, 10, 1500),
             "20 soak wiped 30ms pool3-ash\n".to_owned(),
-            shares("p1.1", 0, "2", 0, rival, 1600),
+            lease("p1.1", 0, "2", 0, next, 1600),
         ])
     };
     let lost = verdict(&permits(100));
@@ -802,13 +726,13 @@ fn holders_of_a_name_that_was_taken_away_are_excused() {
     accepts(&permits(100).replace("1500", "900"));
     finds("overlap", &permits(1100));
     // Both came after it.
-    finds("overlap", &all(&[permits(100), shares("p2.1", 0, "2", 0, 110, 120)]));
+    finds("overlap", &all(&[permits(100), lease("p2.1", 0, "2", 0, 110, 120)]));
     finds("overlap", &permits(100).replace("pool3-ash\n", "ash\n"));
     let reader = |wiped: &str| {
         all(&[
-            shares("p0.1", 0, "read", 100, 10, 900),
+            lease("p0.1", 0, "read", 100, 10, 900),
             format!("20 soak wiped 30ms {wiped}\n"),
-            shares("p1.1", 0, "write", 228, 100, 200),
+            lease("p1.1", 0, "write", 228, 100, 200),
         ])
     };
     accepts(&reader("rw-ash"));
@@ -829,7 +753,7 @@ fn holders_of_a_name_that_was_taken_away_are_excused() {
 fn kept_beside_others(name: &str, id: &str, mode: &str, until: u64) -> String {
     all(&[
         "1 p0.1 manager 0123-4567-89ab\n".to_owned(),
-        shares("p0.1", 0, mode, u64::from(mode == "read") * 100, 11, 20),
+        lease("p0.1", 0, mode, u64::from(mode == "read") * 100, 11, 20),
         format!("15 soak kept {until}ms {name} {id} 1\n"),
     ])
 }
@@ -860,37 +784,37 @@ fn free_name_waits_for_a_place_that_is_forgotten_no_longer() {
 #[test]
 fn whole_run_with_shared_names_must_meet_their_modes() {
     let run = |parts: &[String]| {
-        let met = verdict(&all(parts)).met;
+        let coverage = verdict(&all(parts)).coverage;
         let new = |what: &str| what != "contended waits";
-        let some = met.iter().filter(|(what, count)| *count > 0 && new(what));
+        let some = coverage.iter().filter(|(what, count)| *count > 0 && new(what));
         some.map(|(what, _)| *what).collect::<Vec<_>>()
     };
-    let read = shares("p0.1", 0, "read", 100, 10, 40);
-    let permit = shares("p0.1", 9, "1", 0, 10, 40);
+    let read = lease("p0.1", 0, "read", 100, 10, 40);
+    let permit = lease("p0.1", 9, "1", 0, 10, 40);
     assert_eq!(
-        run(&[read.clone(), shares("p1.1", 0, "read", 101, 20, 50)]),
+        run(&[read.clone(), lease("p1.1", 0, "read", 101, 20, 50)]),
         ["readers beside each other"]
     );
     assert_eq!(run(&[changed("downgrade", "read", 300)]), ["writers", "downgrades"]);
     assert_eq!(run(&[changed("upgrade", "read", 300)]), ["upgrades refused"]);
-    let beside = [permit.clone(), shares("p1.1", 0, "2", 0, 20, 50)];
+    let beside = [permit.clone(), lease("p1.1", 0, "2", 0, 20, 50)];
     assert_eq!(run(&beside), ["permits beside each other", "bundles of permits"]);
     let asked: Vec<_> =
-        verdict(&all(&[read, permit])).met.into_iter().map(|(what, _)| what).collect();
+        verdict(&all(&[read, permit])).coverage.into_iter().map(|(what, _)| what).collect();
     assert!(asked.contains(&"upgrades") && asked.contains(&"bundles of permits"), "{asked:?}");
-    assert!(!verdict("").met.iter().any(|(what, _)| *what == "upgrades"));
+    assert!(!verdict("").coverage.iter().any(|(what, _)| *what == "upgrades"));
 }
 
 #[test]
 fn reader_beside_those_that_a_failover_brought_back_is_judged() {
     let history = |mode, granted, fence| {
         all(&[
-            shares("p0.1", 0, "read", 100, 10, 800),
-            shares("p1.1", 0, "write", 228, granted, granted + 10),
+            lease("p0.1", 0, "read", 100, 10, 800),
+            lease("p1.1", 0, "write", 228, granted, granted + 10),
             "2000 soak replaced 2400ms rw-ash\n".to_owned(),
             // Another reader in between changes nothing.
-            shares("p0.1", 1, "read", 300, 3450, 3600),
-            shares("p2.1", 0, mode, fence, 3700, 3800),
+            lease("p0.1", 1, "read", 300, 3450, 3600),
+            lease("p2.1", 0, mode, fence, 3700, 3800),
         ])
     };
     for (mode, granted) in [("read", 1900), ("write", 1900), ("read", 900)] {
@@ -961,14 +885,14 @@ fn job_of_a_process_that_missed_a_failover_may_run_twice() {
 
 #[test]
 fn job_that_was_done_before_by_nobody_is_found() {
-    let told =
+    let reported =
         |at: u64| format!("{} p1.1 wanted 5 job-ash once 0\n{at} p1.1 gave-up 5 before", at - 2);
-    accepts(&job(&told(400)));
-    finds("job", &told(400));
-    finds("job", &job(&told(900)));
-    finds("job", &job(&told(400)).replace("31 p0.1 ran 0 500", "29 p0.1 failed 0"));
+    accepts(&job(&reported(400)));
+    finds("job", &reported(400));
+    finds("job", &job(&reported(900)));
+    finds("job", &job(&reported(400)).replace("31 p0.1 ran 0 500", "29 p0.1 failed 0"));
     // The answer was lost, or the process killed.
-    accepts(&job(&told(900)).replace("31 p0.1 ran 0 500", "31 p0.1 unreleased 0 unavailable"));
+    accepts(&job(&reported(900)).replace("31 p0.1 ran 0 500", "31 p0.1 unreleased 0 unavailable"));
 }
 
 /// A thief at 30; the old holder believes until some time after it.

@@ -49,7 +49,7 @@ fn futures(listed: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn futures_of_the_public_api_are_put_aside_by_a_test() {
+fn futures_of_the_public_api_are_left_unpolled_by_a_test() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let read = |file: &str| fs::read_to_string(tests.join(file)).expect("readable");
     let (futures, cases) = (futures(&read("house/public-api.txt")), read("engine/unpolled.rs"));

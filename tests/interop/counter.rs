@@ -18,7 +18,7 @@ async fn no_update_of_either_side_is_lost(world: &World) {
     let key = &*format!("{{{name}}}:value");
     world.command(key, &["SET", key, "0"]);
     let millis = length.as_millis().to_string();
-    let threads = java.on("a").tell("count", &[name, key, "4", &millis]);
+    let threads = java.on("a").begin("count", &[name, key, "4", &millis]);
     let end = now() + length;
     let tasks: Vec<_> = (0..4)
         .map(|_| {
@@ -46,7 +46,7 @@ async fn no_update_of_either_side_is_lost(world: &World) {
     }
     let javas: i64 = threads.done().await.number();
     let count = world.command(key, &["GET", key]).int();
-    world.tell(&format!(
+    world.note(&format!(
         "{count} updates, {javas} of Java, {rusts} of Rust (longest wait {longest:.2?})"
     ));
     assert_eq!(count, javas + rusts, "updates are lost");

@@ -21,8 +21,8 @@ scenarios! {
     waiter_behind_a_local_hold_is_woken_by_redissons_force: on_a_server;
     leasehold_takes_a_lock_by_force: on_a_server in_a_cluster;
     lock_without_a_watchdog_ends_by_itself: on_a_server in_a_cluster;
-    deleted_keys_are_told_to_their_holders: on_a_server in_a_cluster;
-    flush_is_told_to_the_holders: on_a_server;
+    deleted_keys_are_noticed_by_their_holders: on_a_server in_a_cluster;
+    flush_is_noticed_by_the_holders: on_a_server;
     removed_time_to_live_is_put_back: on_a_server in_a_cluster;
     listeners_hear_of_releases_and_expiries: on_a_server;
 }
@@ -34,7 +34,7 @@ async fn watchdogs_keep_what_is_held(world: &World) {
     thread.call("lock", &[&javas]).await.ok();
     let lease = leases.lock(&*rusts).lock().await.expect("a lease");
     let task = waits(&leases, &javas);
-    let waiter = java.on("b").tell("lock", &[&rusts]);
+    let waiter = java.on("b").begin("lock", &[&rusts]);
     let (start, mut lowest) = (now(), [i64::MAX; 2]);
     while now() - start < T * 3 {
         for (name, lowest) in [&javas, &rusts].into_iter().zip(&mut lowest) {
@@ -45,7 +45,7 @@ async fn watchdogs_keep_what_is_held(world: &World) {
         assert!(!task.is_finished() && !waiter.is_done(), "two are in");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    world.tell(&format!("over 3 T the least time to live was {lowest:?} of {} ms", T.as_millis()));
+    world.note(&format!("over 3 T the least time to live was {lowest:?} of {} ms", T.as_millis()));
     lease.check().expect("renewed");
     let unlocked = thread.call("unlock", &[&javas]).await;
     let released = now();
@@ -66,7 +66,7 @@ async fn killed_holder_is_followed_when_the_lease_ends(world: &World) {
     let mut holder = Holder::start();
     holder.hold(&world.url(), T, &rusts).await;
     let task = waits(&leases, &javas);
-    let waiter = java.on("b").tell("lock", &[&rusts]);
+    let waiter = java.on("b").begin("lock", &[&rusts]);
     world.awaited(&javas, 1).await;
     world.awaited(&rusts, 1).await;
 
@@ -78,7 +78,7 @@ async fn killed_holder_is_followed_when_the_lease_ends(world: &World) {
     let asked = now();
     let (granted, _lease) = within(LONG, task).await.expect("no panic");
     let waited = within(LONG, waiter.done()).await.ended;
-    world.tell(&format!(
+    world.note(&format!(
         "after kill -9 of Java Rust is in after {:.2?} ({java_left:.2?} were left), of Rust Java after {:.2?} ({rust_left:.2?})",
         granted - killed,
         waited - killed
@@ -98,7 +98,7 @@ async fn client_that_is_shut_down_is_followed_when_the_lease_ends(world: &World)
     let start = now();
     thread.call("shutdown", &[]).await.ok();
     let (granted, _lease) = within(LONG, task).await.expect("no panic");
-    world.tell(&format!("after a shutdown of Redisson Rust is in after {:.2?}", granted - start));
+    world.note(&format!("after a shutdown of Redisson Rust is in after {:.2?}", granted - start));
     assert!(granted - start < T + LATE, "{:?}", granted - start);
 }
 
@@ -108,13 +108,13 @@ async fn manager_that_is_closed_is_followed_at_once(world: &World) {
     let (leases, java) = (world.rust(ttl).await, world.java(ttl).await);
     let name = &*world.name("closed");
     let lease = leases.lock(name).lock().await.expect("a lease");
-    let waiter = java.on("a").tell("lock", &[name]);
+    let waiter = java.on("a").begin("lock", &[name]);
     world.awaited(name, 1).await;
     let start = now();
     // The grace passes, as the lease is kept.
     leases.close().await.expect("released");
     let granted = within(LONG, waiter.done()).await.ended;
-    world.tell(&format!("after close() Java is in after {:.2?}", granted - start));
+    world.note(&format!("after close() Java is in after {:.2?}", granted - start));
     assert_eq!(lease.check().expect_err("closed").loss(), Some(Loss::Closed));
     assert!(granted - start < ttl / 6, "{:?}", granted - start);
     java.on("a").call("unlock", &[name]).await.ok();
@@ -126,7 +126,7 @@ async fn redisson_takes_a_lease_by_force(world: &World) {
     let [alone, followed] = ["alone", "followed"].map(|start| world.name(start));
     let lease = leases.lock(&*alone).lock().await.expect("a lease");
     let other = leases.lock(&*followed).lock().await.expect("a lease");
-    let waiter = java.on("b").tell("lock", &[&followed]);
+    let waiter = java.on("b").begin("lock", &[&followed]);
     world.awaited(&followed, 1).await;
 
     let start = now();
@@ -137,13 +137,13 @@ async fn redisson_takes_a_lease_by_force(world: &World) {
     let waited = granted.ended - start;
     granted.ok();
     assert_eq!(within(LONG, lease.lost()).await, Loss::Gone);
-    let told = now() - start;
+    let reported = now() - start;
     assert_eq!(within(LONG, other.lost()).await, Loss::Taken);
-    world.tell(&format!(
-        "after forceUnlock Java is in after {waited:.1?}; Rust is told after {told:.2?} and {:.2?}, T = {ttl:?}",
+    world.note(&format!(
+        "after forceUnlock Java is in after {waited:.1?}; Rust is told after {reported:.2?} and {:.2?}, T = {ttl:?}",
         now() - start
     ));
-    assert!(waited < ttl / 3 && now() - start < ttl * 2 / 3, "{waited:?}, {told:?}");
+    assert!(waited < ttl / 3 && now() - start < ttl * 2 / 3, "{waited:?}, {reported:?}");
     let holder = world.held(&followed);
     for lease in [lease, other] {
         assert_eq!(lease.unlock().await.expect_err("lost").kind(), ErrorKind::Lost);
@@ -170,7 +170,7 @@ async fn waiter_behind_a_local_hold_is_woken_by_redissons_force(world: &World) {
     assert!(java.on("a").call("forceUnlock", &[name]).await.truth());
     let (granted, next) = within(LONG, task).await.expect("no panic");
     let waited = granted - start;
-    world.tell(&format!(
+    world.note(&format!(
         "a waiter behind a local hold is in {waited:.2?} after forceUnlock, T = {ttl:?}"
     ));
     assert!(next.fence() > lease.fence());
@@ -186,7 +186,7 @@ async fn leasehold_takes_a_lock_by_force(world: &World) {
     for name in [&one, &two] {
         java.on("a").call("lock", &[name]).await.ok();
     }
-    let waiter = java.on("b").tell("lock", &[&one]);
+    let waiter = java.on("b").begin("lock", &[&one]);
     let task = waits(&others, &two);
     world.awaited(&one, 1).await;
     world.awaited(&two, 1).await;
@@ -196,7 +196,7 @@ async fn leasehold_takes_a_lock_by_force(world: &World) {
     }
     let granted = within(LONG, waiter.done()).await.ended;
     let (entered, lease) = within(LONG, task).await.expect("no panic");
-    world.tell(&format!(
+    world.note(&format!(
         "after force_unlock Java is in after {:.1?}, Rust after {:.1?}",
         granted - start,
         entered - start
@@ -219,7 +219,7 @@ async fn lock_without_a_watchdog_ends_by_itself(world: &World) {
     let (granted, lease) = within(LONG, waits(&leases, name)).await.expect("no panic");
     let held = granted - locked.began;
     locked.ok();
-    world.tell(&format!("behind lock(2 s) Rust is in after {held:.2?}"));
+    world.note(&format!("behind lock(2 s) Rust is in after {held:.2?}"));
     assert!(
         held > Duration::from_millis(1_990) && held < Duration::from_secs(2) + LATE,
         "{held:?}"
@@ -231,7 +231,7 @@ async fn lock_without_a_watchdog_ends_by_itself(world: &World) {
     let short = thread.call("tryLockFor", &[name, "500", "1000"]).await;
     let waited = short.ended - short.began;
     assert!(!short.truth() && waited > Duration::from_millis(490), "{waited:?}");
-    let long = thread.tell("tryLockFor", &[name, "30000", "1500"]);
+    let long = thread.begin("tryLockFor", &[name, "30000", "1500"]);
     world.awaited(name, 1).await;
     lease.unlock().await.expect("a release");
     let long = within(LONG, long.done()).await;
@@ -247,18 +247,21 @@ async fn goes(world: &World, go: impl Fn(&str)) {
     let (leases, java) = (world.rust(T).await, world.java(T).await);
     let (name, thread) = (&*world.name("goes"), java.on("a"));
     let lease = leases.lock(name).lock().await.expect("a lease");
-    let waiter = thread.tell("lock", &[name]);
+    let waiter = thread.begin("lock", &[name]);
     world.awaited(name, 1).await;
     let start = now();
     go(name);
     let loss = within(LONG, lease.lost()).await;
-    let told = now() - start;
+    let reported = now() - start;
     let granted = within(LONG, waiter.done()).await;
-    world.tell(&format!(
-        "Rust is told {loss:?} after {told:.2?}; Java is in after {:.2?}",
+    world.note(&format!(
+        "Rust is told {loss:?} after {reported:.2?}; Java is in after {:.2?}",
         granted.ended - start
     ));
-    assert!([Loss::Gone, Loss::Taken].contains(&loss) && told < T * 2 / 3, "{loss:?}, {told:?}");
+    assert!(
+        [Loss::Gone, Loss::Taken].contains(&loss) && reported < T * 2 / 3,
+        "{loss:?}, {reported:?}"
+    );
     // Nothing is published: Java goes by the time to live that it has seen.
     assert!(granted.ended - start < T + LATE, "{:?}", granted.ended - start);
     granted.ok();
@@ -270,17 +273,17 @@ async fn goes(world: &World, go: impl Fn(&str)) {
     go(name);
     let (granted, lease) = within(LONG, task).await.expect("no panic");
     let waited = granted - start;
-    world.tell(&format!("Rust is in after {waited:.2?}"));
+    world.note(&format!("Rust is in after {waited:.2?}"));
     assert!(waited < T / 3 + LATE, "{waited:?}");
     thread.call("unlock", &[name]).await.threw("IllegalMonitorStateException");
     lease.unlock().await.expect("the old holder frees nothing");
 }
 
-async fn deleted_keys_are_told_to_their_holders(world: &World) {
+async fn deleted_keys_are_noticed_by_their_holders(world: &World) {
     goes(world, |name| assert_eq!(world.command(name, &["DEL", name]).int(), 1)).await;
 }
 
-async fn flush_is_told_to_the_holders(world: &World) {
+async fn flush_is_noticed_by_the_holders(world: &World) {
     goes(world, |name| drop(world.command(name, &["FLUSHALL"]).text())).await;
 }
 

@@ -15,7 +15,7 @@ scenarios! {
     fair_locks_are_locks_of_java: on_a_server in_a_cluster;
     sets_and_slots_are_locks_of_java: on_a_server in_a_cluster;
     nested_holds_count_on_both_sides: on_a_server in_a_cluster;
-    crowd_of_both_sides_gets_in_after_one_release: on_a_server;
+    waiters_of_both_sides_get_in_after_one_release: on_a_server;
     interrupted_wait_leaves_nothing: on_a_server;
 }
 
@@ -144,7 +144,7 @@ async fn nested_holds_count_on_both_sides(world: &World) {
     let last = thread.call("unlock", &[name]).await;
     let (granted, lease) = within(LONG, waiter).await.expect("no panic");
     assert!(granted > last.began, "in at a hold count of 1");
-    world.tell(&format!("in {:?} after the last of 3 unlocks", granted - last.began));
+    world.note(&format!("in {:?} after the last of 3 unlocks", granted - last.began));
     last.ok();
     drop(lease);
 
@@ -152,7 +152,7 @@ async fn nested_holds_count_on_both_sides(world: &World) {
     let outer = lock.lock().await.expect("a lease");
     let inner = lock.lock().await.expect("a lease");
     eventually(LONG, || world.held(name).1 == 2).await;
-    let waiter = thread.tell("lock", &[name]);
+    let waiter = thread.begin("lock", &[name]);
     world.awaited(name, 1).await;
     inner.unlock().await.expect("a release");
     eventually(LONG, || world.held(name).1 == 1).await;
@@ -165,14 +165,14 @@ async fn nested_holds_count_on_both_sides(world: &World) {
     thread.call("unlock", &[name]).await.ok();
 }
 
-async fn crowd_of_both_sides_gets_in_after_one_release(world: &World) {
+async fn waiters_of_both_sides_get_in_after_one_release(world: &World) {
     let (leases, java) = (world.rust(T).await, world.java(T).await);
     let name = &*world.name("crowd");
     let lease = leases.lock(name).lock().await.expect("a lease");
     let threads: Vec<_> = (0..20).map(|i| java.on(&i.to_string())).collect();
     let calls: Vec<_> = threads
         .iter()
-        .map(|thread| (thread.tell("lock", &[name]), thread.tell("unlock", &[name])))
+        .map(|thread| (thread.begin("lock", &[name]), thread.begin("unlock", &[name])))
         .collect();
     let tasks: Vec<_> = (0..20)
         .map(|_| {
@@ -205,14 +205,14 @@ async fn crowd_of_both_sides_gets_in_after_one_release(world: &World) {
         assert!(pair[0].1 <= pair[1].0, "two at a time: {pair:?}");
     }
     let last = holds.last().expect("forty").0;
-    world.tell(&format!("20 threads and 20 tasks all in after {:?}", last - start));
+    world.note(&format!("20 threads and 20 tasks all in after {:?}", last - start));
 }
 
 async fn interrupted_wait_leaves_nothing(world: &World) {
     let (leases, java) = (world.rust(T).await, world.java(T).await);
     let (name, thread) = (&*world.name("interrupted"), java.on("a"));
     let lease = leases.lock(name).lock().await.expect("a lease");
-    let waiter = thread.tell("lockInterruptibly", &[name]);
+    let waiter = thread.begin("lockInterruptibly", &[name]);
     world.awaited(name, 1).await;
     thread.call("interrupt", &[]).await.ok();
     within(LONG, waiter.done()).await.threw("InterruptedException");

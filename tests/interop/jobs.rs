@@ -34,7 +34,7 @@ async fn closed_name_is_a_held_lock_for_java(world: &World) {
         let waiter = {
             // A waiter of Java that the release wakes finds it closed, and waits on.
             close(world, name, mark, KEEP).await;
-            java.on("b").tell("lock", &[name])
+            java.on("b").begin("lock", &[name])
         };
         let a = java.on("a");
         assert!(a.call("isLocked", &[name]).await.truth(), "{which}");

@@ -24,9 +24,9 @@ async fn read_write_lock_is_of_another_type(world: &World) {
         let start = now();
         assert!(java.on("a").call("readWrite", &[name, which, "tryLock"]).await.truth());
         assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
-        let told = now() - start;
-        world.tell(&format!("a {which} lock over a lease is told after {told:.2?}, T = {T:?}"));
-        assert!(told < T * 2 / 3, "{told:?}");
+        let reported = now() - start;
+        world.note(&format!("a {which} lock over a lease is told after {reported:.2?}, T = {T:?}"));
+        assert!(reported < T * 2 / 3, "{reported:?}");
         bystander.check().expect("it has nothing to do with that");
         for error in [
             lease.unlock().await.expect_err("lost"),
@@ -39,7 +39,7 @@ async fn read_write_lock_is_of_another_type(world: &World) {
         let holder = leases.inspect(name).await.expect("an answer").expect("a holder");
         assert_eq!(holder.mode, if which == "read" { Mode::Read } else { Mode::Write });
         // Nothing of ours is left that would keep it from being released, and others of its kind from being woken.
-        let waiter = java.on("b").tell("readWrite", &[name, "write", "lock"]);
+        let waiter = java.on("b").begin("readWrite", &[name, "write", "lock"]);
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!waiter.is_done());
         let unlocked = java.on("a").call("readWrite", &[name, which, "unlock"]).await;

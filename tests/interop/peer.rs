@@ -240,7 +240,7 @@ impl Call {
 
 impl Thread {
     /// Tells the thread to call a method when it is done with those before.
-    pub fn tell(&self, operation: &str, arguments: &[&str]) -> Call {
+    pub fn begin(&self, operation: &str, arguments: &[&str]) -> Call {
         let Java { jvm, client } = &self.java;
         let number = jvm.number.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
@@ -256,7 +256,7 @@ impl Thread {
 
     /// Calls a method and waits for its end.
     pub async fn call(&self, operation: &str, arguments: &[&str]) -> Done {
-        self.tell(operation, arguments).done().await
+        self.begin(operation, arguments).done().await
     }
 }
 

@@ -75,7 +75,7 @@ async fn waiting_readers_and_writers_are_woken_by_the_other_side(world: &World) 
             "read" => lock.read().await.expect("a lease").into_lease(),
             _ => lock.write().await.expect("a lease").into_lease(),
         };
-        let waiter = java.on("a").tell("readWrite", &[name, wanted, "lock"]);
+        let waiter = java.on("a").begin("readWrite", &[name, wanted, "lock"]);
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert!(!waiter.is_done());
         let start = now();
@@ -112,7 +112,7 @@ async fn modes_that_change_are_known_to_java(world: &World) {
     let (name, thread) = (&*world.name("rw-change"), java.on("a"));
     let mut lock = leases.rw_lock(name);
     let edit = lock.write().await.expect("a lease");
-    let waiter = thread.tell("readWrite", &[name, "read", "lock"]);
+    let waiter = thread.begin("readWrite", &[name, "read", "lock"]);
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(!waiter.is_done());
     let start = now();
@@ -182,7 +182,7 @@ async fn permits_are_counted_on_both_sides(world: &World) {
     let one = within(LONG, waiter).await.expect("no panic");
 
     // Java waits for Rust.
-    let waiter = java.on("b").tell("permits", &[name, "acquire", ""]);
+    let waiter = java.on("b").begin("permits", &[name, "acquire", ""]);
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!waiter.is_done());
     let start = now();
@@ -232,7 +232,7 @@ async fn size_set_on_one_side_is_that_of_the_other(world: &World) {
     let two = pool.acquire_many(2).await.expect("permits");
 
     // Java waits, and enters when Rust adds one.
-    let waiter = java.on("b").tell("permits", &[name, "acquire", ""]);
+    let waiter = java.on("b").begin("permits", &[name, "acquire", ""]);
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!waiter.is_done());
     let start = now();

@@ -22,7 +22,7 @@ async fn lock_of_redisson_is_stolen(world: &World) {
     a.call("lock", &[name]).await.ok();
     a.call("lock", &[name]).await.ok();
     assert_eq!(world.held(name).1, 2, "entered twice");
-    let waiter = java.on("b").tell("lock", &[name]);
+    let waiter = java.on("b").begin("lock", &[name]);
     world.awaited(name, 1).await;
 
     let lease = leases.lock(name).steal(WHY).await.expect("an answer").expect("none between");

@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 const T: Duration = Duration::from_secs(30);
-const CROWD: u32 = 32;
+const MANY: u32 = 32;
 const PAUSE: Duration = Duration::from_millis(100);
 const SLACK: Duration = Duration::from_millis(100);
 
 scenarios! {
-    java_has_turns_beside_a_crowd_of_rust_that_stays_long: on_a_server;
-    java_has_turns_beside_a_crowd_of_rust_that_hardly_stays: on_a_quiet_server;
-    rust_has_turns_beside_a_crowd_of_java_that_stays_long: on_a_server;
-    rust_has_turns_beside_a_crowd_of_java_that_hardly_stays: on_a_quiet_server;
+    java_has_turns_beside_many_of_rust_that_stay_long: on_a_server;
+    java_has_turns_beside_many_of_rust_that_hardly_stay: on_a_quiet_server;
+    rust_has_turns_beside_many_of_java_that_stay_long: on_a_server;
+    rust_has_turns_beside_many_of_java_that_hardly_stay: on_a_quiet_server;
 }
 
 const STAYS_LONG: [u64; 2] = [100, 25];
@@ -27,13 +27,13 @@ const HARDLY_STAYS: [u64; 2] = [1, 0];
 /// In these seconds there are some 30 to 60 waits, most far below the mean and a few far above. Of 10, a tenth would be chance.
 const OF_MANY: u64 = 6;
 
-async fn java_has_turns_beside_a_crowd_of_rust_that_stays_long(world: &World) {
+async fn java_has_turns_beside_many_of_rust_that_stay_long(world: &World) {
     let [one, other] = STAYS_LONG.map(|inside| one_java(world, inside, length(20)));
     let (one, other) = tokio::join!(one, other);
     judge(world, "Java beside 32 of Rust", &mut [one, other]);
 }
 
-async fn java_has_turns_beside_a_crowd_of_rust_that_hardly_stays(world: &World) {
+async fn java_has_turns_beside_many_of_rust_that_hardly_stay(world: &World) {
     let mut all = Vec::new();
     for inside in HARDLY_STAYS {
         all.push(one_java(world, inside, length(OF_MANY)).await);
@@ -41,13 +41,13 @@ async fn java_has_turns_beside_a_crowd_of_rust_that_hardly_stays(world: &World) 
     judge(world, "Java beside 32 of Rust", &mut all);
 }
 
-async fn rust_has_turns_beside_a_crowd_of_java_that_stays_long(world: &World) {
+async fn rust_has_turns_beside_many_of_java_that_stay_long(world: &World) {
     let [one, other] = STAYS_LONG.map(|inside| one_rust(world, inside, length(20)));
     let (one, other) = tokio::join!(one, other);
     judge(world, "Rust beside 32 of Java", &mut [one, other]);
 }
 
-async fn rust_has_turns_beside_a_crowd_of_java_that_hardly_stays(world: &World) {
+async fn rust_has_turns_beside_many_of_java_that_hardly_stay(world: &World) {
     let mut all = Vec::new();
     for inside in HARDLY_STAYS {
         all.push(one_rust(world, inside, length(OF_MANY)).await);
@@ -72,7 +72,7 @@ async fn one_java(world: &World, inside: u64, length: Duration) -> Run {
     let turns = Arc::new(AtomicU32::new(0));
     let start = now();
     let millis = [inside * 1_000, as_millis(PAUSE), as_millis(length)].map(|n| n.to_string());
-    let tasks: Vec<_> = (0..CROWD)
+    let tasks: Vec<_> = (0..MANY)
         .map(|_| {
             let (mut lock, turns) = (leases.lock(name), Arc::clone(&turns));
             tokio::spawn(async move {
@@ -85,13 +85,13 @@ async fn one_java(world: &World, inside: u64, length: Duration) -> Run {
             })
         })
         .collect();
-    let one = java.on("a").tell("hammer", &[name, "1", &millis[0], &millis[1], &millis[2]]);
+    let one = java.on("a").begin("hammer", &[name, "1", &millis[0], &millis[1], &millis[2]]);
     for task in tasks {
         task.await.expect("no panic");
     }
     let end = now();
     let waits = waits(&one.done().await.ok());
-    let round = (end - start) * CROWD / turns.load(Ordering::Relaxed).max(1);
+    let round = (end - start) * MANY / turns.load(Ordering::Relaxed).max(1);
     Run { inside, end, waits, round }
 }
 
@@ -100,8 +100,8 @@ async fn one_rust(world: &World, inside: u64, length: Duration) -> Run {
     let name = &*world.name("turns");
     let millis = [inside * 1_000, as_millis(length)].map(|n| n.to_string());
     let start = now();
-    let crowd = CROWD.to_string();
-    let threads = java.on("a").tell("hammer", &[name, &crowd, &millis[0], "0", &millis[1]]);
+    let many = MANY.to_string();
+    let threads = java.on("a").begin("hammer", &[name, &many, &millis[0], "0", &millis[1]]);
     let mut lock = leases.lock(name);
     let mut own = Vec::new();
     while !threads.is_done() {
@@ -115,7 +115,7 @@ async fn one_rust(world: &World, inside: u64, length: Duration) -> Run {
     let done = threads.done().await;
     let end = done.ended;
     let turns = u32::try_from(waits(&done.ok()).len()).expect("a number of turns");
-    Run { inside, end, waits: own, round: (end - start) * CROWD / turns.max(1) }
+    Run { inside, end, waits: own, round: (end - start) * MANY / turns.max(1) }
 }
 
 fn as_millis(duration: Duration) -> u64 {
@@ -160,7 +160,7 @@ fn judge(world: &World, who: &str, runs: &mut [Run]) {
              the crowd is served in {round:.1?}, bound {bound:.1?}",
             times.len()
         );
-        world.tell(&line);
+        world.note(&line);
         if p90 > bound {
             failed.push(line);
         }

@@ -94,7 +94,7 @@ async fn both_ways(
     woken(world, "Java's unlock to Rust", to_rust);
 
     let waiters: Vec<_> =
-        names.iter().enumerate().map(|(i, name)| thread(i).tell("lock", &[name])).collect();
+        names.iter().enumerate().map(|(i, name)| thread(i).begin("lock", &[name])).collect();
     all_wait(world, prefix, names).await;
     let mut to_java = Vec::new();
     for (lease, waiter) in held.into_iter().zip(waiters) {
@@ -121,6 +121,6 @@ async fn all_wait(world: &World, prefix: &str, names: &[String]) {
 
 fn woken(world: &World, what: &str, mut times: Vec<Duration>) {
     let (p50, p90, max) = spread(&mut times);
-    world.tell(&format!("{what}: p50 {p50:.1?}, p90 {p90:.1?}, max {max:.1?} of {}", times.len()));
+    world.note(&format!("{what}: p50 {p50:.1?}, p90 {p90:.1?}, max {max:.1?} of {}", times.len()));
     assert!(p50 < T / 200 && max < T / 6, "not woken: p50 {p50:?}, max {max:?} of {T:?}");
 }

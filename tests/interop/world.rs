@@ -45,7 +45,7 @@ impl World {
     }
 
     /// Tells a figure.
-    pub fn tell(&self, text: &str) {
+    pub fn note(&self, text: &str) {
         let place = match self.place {
             Place::Server(_) => "server",
             Place::Cluster(_) => "cluster",

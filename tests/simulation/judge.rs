@@ -15,9 +15,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use tokio_util::sync::CancellationToken;
 
-/// What must have happened in some run, or the simulation shows less than it says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sometimes {
+macro_rules! sometimes {
+    ($($name:ident,)+) => {
+        /// What must have happened in some run, or the simulation shows less than it says.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Sometimes { $($name),+ }
+
+        impl Sometimes {
+            pub const ALL: &[Self] = &[$(Self::$name),+];
+        }
+    };
+}
+
+sometimes! {
     Loss,
     BlipSurvived,
     Duplicate,
@@ -27,7 +37,7 @@ pub enum Sometimes {
     ContendedWait,
     ReGrant,
     CrashTakeOver,
-    GivenBackGrant,
+    ReleasedGrant,
     Sweep,
     WoundedOverlap,
     Thaw,
@@ -57,50 +67,6 @@ pub enum Sometimes {
     JobFailed,
     JobBefore,
     JobElsewhere,
-}
-
-impl Sometimes {
-    pub const ALL: [Self; 39] = [
-        Self::Loss,
-        Self::BlipSurvived,
-        Self::Duplicate,
-        Self::LateExecution,
-        Self::Reconnect,
-        Self::HandOff,
-        Self::ContendedWait,
-        Self::ReGrant,
-        Self::CrashTakeOver,
-        Self::GivenBackGrant,
-        Self::Sweep,
-        Self::WoundedOverlap,
-        Self::Thaw,
-        Self::Close,
-        Self::LeftAlone,
-        Self::Abandoned,
-        Self::Deserted,
-        Self::Spin,
-        Self::Flood,
-        Self::RuntimeStalled,
-        Self::RuntimeEnded,
-        Self::TaskUnwound,
-        Self::LogPanicked,
-        Self::LogPanickedInCall,
-        Self::LogBlocked,
-        Self::LogSlow,
-        Self::ReadersTogether,
-        Self::PermitsTogether,
-        Self::Downgrade,
-        Self::Upgrade,
-        Self::UpgradeRefused,
-        Self::NestedInWrite,
-        Self::Led,
-        Self::LedAgain,
-        Self::SawLeader,
-        Self::JobRan,
-        Self::JobFailed,
-        Self::JobBefore,
-        Self::JobElsewhere,
-    ];
 }
 
 /// A moment, by the simulation's milliseconds and by leasehold's clock.
@@ -168,7 +134,7 @@ struct Known {
     /// When the server last granted it.
     created: u64,
     /// When a verdict said that it is gone.
-    told_lost: Option<u64>,
+    saw_lost: Option<u64>,
     at_risk: bool,
     /// The server lost or may have lost its key by an injected fault.
     wounded: bool,
@@ -198,9 +164,10 @@ struct Newest {
     writers: u64,
 }
 
+#[derive(Default)]
 pub struct Judge {
     pub failure: Option<String>,
-    pub counts: [u64; Sometimes::ALL.len()],
+    pub counts: Vec<u64>,
     pub log: Option<Vec<String>>,
     pub beliefs: Vec<Belief>,
     pub waits: Vec<Wait>,
@@ -235,30 +202,8 @@ pub struct Judge {
 
 impl Judge {
     pub fn new(keep_log: bool) -> Self {
-        Self {
-            failure: None,
-            counts: [0; Sometimes::ALL.len()],
-            log: keep_log.then(Vec::new),
-            beliefs: Vec::new(),
-            waits: Vec::new(),
-            known: BTreeMap::new(),
-            fences: BTreeMap::new(),
-            seeking: BTreeMap::new(),
-            refused: BTreeMap::new(),
-            taken: BTreeMap::new(),
-            calm_since: None,
-            gone: BTreeSet::new(),
-            crashed: BTreeSet::new(),
-            closing: BTreeSet::new(),
-            revoking: BTreeSet::new(),
-            alone: Vec::new(),
-            heard: BTreeMap::new(),
-            hung: BTreeMap::new(),
-            paused: BTreeMap::new(),
-            own: BTreeMap::new(),
-            ids: 0,
-            services: Services::default(),
-        }
+        let counts = vec![0; Sometimes::ALL.len()];
+        Self { counts, log: keep_log.then(Vec::new), ..Self::default() }
     }
 
     pub fn note(&mut self, now: u64, event: fmt::Arguments<'_>) {
@@ -656,8 +601,8 @@ impl Judge {
         let wounded = |belief: &&Belief| self.is_wounded(belief.hold);
         let believers = self.beliefs.iter().filter(|each| each.name == *name && each.lives());
         let strangers = believers.filter(|each| each.hold != hold && !wounded(each));
-        let mut rivals = strangers.clone().filter(|each| excludes(each.mode, mode));
-        if let Some(task) = rivals.next().map(|each| each.task) {
+        let mut others = strangers.clone().filter(|each| excludes(each.mode, mode));
+        if let Some(task) = others.next().map(|each| each.task) {
             self.fail(now, format_args!("{name} goes to {hold:?} while t{task} believes"));
             return;
         }
@@ -671,7 +616,7 @@ impl Judge {
     }
 
     /// The server took a name back. After a long hold its process may wait for a tenth of that time, to let others go first.
-    pub fn given_back(&mut self, now: u64, name: &Name, hold: HoldId) {
+    pub fn released(&mut self, now: u64, name: &Name, hold: HoldId) {
         self.note(now, format_args!("{name} is given back by {hold:?}"));
         let opened = self.known.get(&hold).map(|known| known.opened).filter(|opened| *opened > 0);
         let opened = opened.unwrap_or(now);
@@ -702,14 +647,14 @@ impl Judge {
         known.at_risk |= known.confirmed.is_none_or(|since| since < sent);
     }
 
-    pub fn told_lost(&mut self, now: u64, hold: HoldId) {
-        self.known(hold).told_lost.get_or_insert(now);
+    pub fn saw_lost(&mut self, now: u64, hold: HoldId) {
+        self.known(hold).saw_lost.get_or_insert(now);
     }
 
     /// A renewal told its holder that it is not there.
-    pub fn told_absent(&mut self, now: u64, hold: HoldId, absence: Absence) {
+    pub fn saw_absent(&mut self, now: u64, hold: HoldId, absence: Absence) {
         if absence != Absence::Taken || self.known(hold).downgrades == 0 {
-            self.told_lost(now, hold);
+            self.saw_lost(now, hold);
         }
     }
 
@@ -748,7 +693,8 @@ impl Judge {
             if plan.max_hold.is_some_and(|max| now > belief.opened + max + 2) {
                 failures.push(format!("{hold:?} outlived max_hold"));
             }
-            if known.told_lost.is_some_and(|told| now > told + 2) && known.changed.is_none() {
+            if known.saw_lost.is_some_and(|reported| now > reported + 2) && known.changed.is_none()
+            {
                 failures.push(format!("{hold:?} is believed though the store said it is gone"));
             }
             let left = server.left_of(&belief.name, hold, now).unwrap_or(0);

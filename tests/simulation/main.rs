@@ -5,9 +5,9 @@
 //! One seed is one run, entirely. `LEASEHOLD_SEED=n` repeats one and prints what happened in it;
 //! `LEASEHOLD_SEEDS=n` runs so many.
 
-mod aside;
+mod caller;
 mod dice;
-mod flow;
+mod hand;
 mod judge;
 mod log;
 mod plan;
@@ -16,6 +16,7 @@ mod server;
 mod service;
 mod share;
 mod story;
+mod unpolled;
 mod world;
 
 use judge::Sometimes;
@@ -134,7 +135,7 @@ fn whatever_goes_wrong_the_promises_hold() {
 }
 
 #[test]
-fn seed_tells_the_same_story_each_time() {
+fn seed_makes_the_same_story_each_time() {
     for seed in 1_000_000..1_000_030 {
         let (first, second) = (run(seed, true), run(seed, true));
         let parts = first.log.iter().zip(&second.log);
@@ -155,13 +156,13 @@ fn whatever_the_log_does_the_story_is_the_same() {
             assert_eq!(outcome.failure, None, "seed {seed}, {log:?}");
             outcome.log
         };
-        let told = story(None);
-        assert_eq!(story(Some(LogFault::Panic)), told, "seed {seed}");
-        assert_eq!(story(Some(LogFault::Slow)), told, "seed {seed}");
+        let reported = story(None);
+        assert_eq!(story(Some(LogFault::Panic)), reported, "seed {seed}");
+        assert_eq!(story(Some(LogFault::Slow)), reported, "seed {seed}");
         let blocked = story(Some(LogFault::Block));
-        let closed = told.iter().position(|line| line.contains(" ends its connections"));
-        let same = closed.unwrap_or(told.len());
-        assert_eq!(blocked[..same], told[..same], "seed {seed}");
+        let closed = reported.iter().position(|line| line.contains(" ends its connections"));
+        let same = closed.unwrap_or(reported.len());
+        assert_eq!(blocked[..same], reported[..same], "seed {seed}");
     }
 }
 

@@ -66,6 +66,7 @@ pub enum LogFault {
 }
 
 /// What goes wrong in the storms, each in percent of the requests or of the chances it has.
+#[derive(Default)]
 pub struct Faults {
     pub request_lost: u64,
     pub reply_lost: u64,
@@ -87,7 +88,7 @@ pub struct Faults {
     pub close: u64,
     pub reconnect: u64,
     /// Also in fair weather, and of the calls.
-    pub aside: u64,
+    pub unpolled: u64,
     pub spin: u64,
     pub flood: u64,
     pub outage: u64,
@@ -124,14 +125,7 @@ impl Plan {
             crash: some(25),
             close: some(10),
             reconnect: some(30),
-            aside: 0,
-            spin: 0,
-            flood: 0,
-            outage: 0,
-            stall: 0,
-            end: 0,
-            unwind: 0,
-            desert: 0,
+            ..Faults::default()
         };
         // A clock set back and a memory lost at once take the order of the fences away.
         let step = if faults.wipe + faults.failover > 0 { 0 } else { faults.step };
@@ -140,7 +134,7 @@ impl Plan {
         let mut some = |high: u64| if any && odd.percent(50) { odd.between(1, high) } else { 0 };
         let faults = Faults {
             step,
-            aside: some(20),
+            unpolled: some(20),
             spin: some(5),
             flood: some(20),
             outage: some(20),

@@ -34,9 +34,9 @@ impl Task {
     pub fn spawn(
         gate: Gate,
         lasting: bool,
-        flow: impl Future<Output = ()> + Send + 'static,
+        caller: impl Future<Output = ()> + Send + 'static,
     ) -> Self {
-        let task = TASK.scope(gate.who.1, gate.clone().run(flow));
+        let task = TASK.scope(gate.who.1, gate.clone().run(caller));
         Self { handle: tokio::spawn(USER.scope((), task)), gate, lasting }
     }
 }
@@ -118,8 +118,8 @@ impl Gate {
     }
 
     fn may_unwind(&self) {
-        let told = std::mem::take(&mut self.state().unwinds);
-        if told {
+        let reported = std::mem::take(&mut self.state().unwinds);
+        if reported {
             self.world.lock().judge.unwinds(self.world.now(), self.who);
             resume_unwind(Box::new(Unwound));
         }
@@ -153,7 +153,7 @@ impl Story {
         let passing = self.users.percent(70).then(|| self.passes_on()).flatten();
         let (at, all) = (passing.unwrap_or(at), passing.is_none());
         let process = &self.processes[at];
-        let mut gates: Vec<Gate> = process.flows.iter().map(|task| task.gate.clone()).collect();
+        let mut gates: Vec<Gate> = process.callers.iter().map(|task| task.gate.clone()).collect();
         gates.retain(|gate| all || self.world.lock().judge.waits_now(gate.who.1));
         let tasks: Vec<u64> = gates.iter().map(|gate| gate.who.1).collect();
         // Whoever is polled waits for the others no longer than this.
@@ -188,10 +188,10 @@ impl Story {
     /// One task of a process panics, or all of them do.
     fn unwind(&mut self, at: usize) {
         let all = self.users.percent(30);
-        let flows = &self.processes[at].flows;
-        let one = self.users.below(flows.len().max(1) as u64) as usize;
-        let told = flows.iter().enumerate().filter(|(which, _)| all || *which == one);
-        told.for_each(|(_, task)| task.gate.unwind());
+        let callers = &self.processes[at].callers;
+        let one = self.users.below(callers.len().max(1) as u64) as usize;
+        let reported = callers.iter().enumerate().filter(|(which, _)| all || *which == one);
+        reported.for_each(|(_, task)| task.gate.unwind());
     }
 
     /// All tasks of a process are dropped at once; others begin.
@@ -199,7 +199,7 @@ impl Story {
         let now = self.world.now();
         let process = &mut self.processes[at];
         self.world.lock().judge.runtime_ends(now, process.client.id);
-        let (gone, mut begin) = (std::mem::take(&mut process.flows), 0);
+        let (gone, mut begin) = (std::mem::take(&mut process.callers), 0);
         for task in gone {
             begin += u64::from(task.lasting);
             task.handle.abort();
@@ -211,9 +211,9 @@ impl Story {
     /// Others take the places of those that have unwound.
     fn revive(&mut self) {
         for at in 0..self.processes.len() {
-            let flows = std::mem::take(&mut self.processes[at].flows);
-            let (gone, there) = flows.into_iter().partition(|task| task.handle.is_finished());
-            self.processes[at].flows = there;
+            let callers = std::mem::take(&mut self.processes[at].callers);
+            let (gone, there) = callers.into_iter().partition(|task| task.handle.is_finished());
+            self.processes[at].callers = there;
             for task in gone {
                 self.rest.push(task.handle);
                 if task.lasting {
@@ -227,14 +227,14 @@ impl Story {
         let dice = (self.users.fork(), self.users.fork());
         let process = &self.processes[at];
         let (client, manager) = (process.client.clone(), process.manager.clone());
-        let flow = self.flow(&client, &manager, dice);
-        let task = Task::spawn(flow.gate.clone(), true, flow.run());
-        self.processes[at].flows.push(task);
+        let caller = self.caller(&client, &manager, dice);
+        let task = Task::spawn(caller.gate.clone(), true, caller.run());
+        self.processes[at].callers.push(task);
     }
 }
 
 /// Whether a task ended as it was told to.
-pub fn was_told(panic: tokio::task::JoinError) -> Result<(), String> {
+pub fn was_on_purpose(panic: tokio::task::JoinError) -> Result<(), String> {
     let text = panic.to_string();
     if panic.into_panic().is::<Unwound>() { Ok(()) } else { Err(text) }
 }

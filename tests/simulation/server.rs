@@ -21,7 +21,7 @@ pub struct Entry {
     pub count: u32,
     pub fence: Option<u64>,
     /// What its holder tells of itself.
-    told: Option<Metadata>,
+    reported: Option<Metadata>,
     /// It is a mark that keeps the name closed, since this time in milliseconds.
     closed: Option<(Mark, u64)>,
     /// In microseconds of the server's clock.
@@ -140,8 +140,8 @@ impl Server {
         now: u64,
     ) -> Result<&mut Entry, Absence> {
         let entries = self.of_name(name, now);
-        let rival = entries.iter().any(|entry| excludes(entry.mode, mode));
-        let absence = if rival { Absence::Taken } else { Absence::Gone };
+        let other = entries.iter().any(|entry| excludes(entry.mode, mode));
+        let absence = if other { Absence::Taken } else { Absence::Gone };
         let own = |entry: &&mut Entry| entry.token == token && entry.closed.is_none();
         entries.iter_mut().find(own).ok_or(absence)
     }
@@ -162,11 +162,11 @@ impl Server {
         };
         match self.own(name, request.holder, mode, now).map(|entry| entry.clone()) {
             Ok(own) if request.converts && own.mode != mode => {
-                let rivals = self.of_name(name, now).iter().filter(|entry| entry.hold != hold);
-                let rivals = rivals.map(|entry| entry.expires).max();
+                let others = self.of_name(name, now).iter().filter(|entry| entry.hold != hold);
+                let others = others.map(|entry| entry.expires).max();
                 let waits = self.waits(name, 1, clock);
                 if mode == Mode::Write
-                    && let Some(until) = rivals.or(waits.map(|waiter| waiter.until))
+                    && let Some(until) = others.or(waits.map(|waiter| waiter.until))
                 {
                     return held(until);
                 }
@@ -200,9 +200,18 @@ impl Server {
                     _ => self.fence(name, request, clock),
                 };
                 let (token, count) = (request.holder, 1);
-                let (told, closed) = (None, None);
-                let entry =
-                    Entry { token, hold, mode, count, fence, told, closed, expires, granted: now };
+                let (reported, closed) = (None, None);
+                let entry = Entry {
+                    token,
+                    hold,
+                    mode,
+                    count,
+                    fence,
+                    reported,
+                    closed,
+                    expires,
+                    granted: now,
+                };
                 self.of_name(name, now).push(entry);
                 (Acquired::granted(sent, fence), Deed::Created)
             }
@@ -227,8 +236,8 @@ impl Server {
     ) -> Option<u64> {
         let clock = self.clock(now);
         let entries = self.of_name(name, now);
-        let rivals = entries.iter().filter(|entry| excludes(entry.mode, mode));
-        if let Some(until) = rivals.map(|entry| entry.expires).max() {
+        let others = entries.iter().filter(|entry| excludes(entry.mode, mode));
+        if let Some(until) = others.map(|entry| entry.expires).max() {
             return Some(until);
         }
         if let Mode::Permits { size, take } = mode {
@@ -335,9 +344,9 @@ impl Server {
     pub fn annotate(&mut self, now: u64, request: &Annotate) -> bool {
         let (name, mode) = (&request.target.name, request.target.mode);
         let Ok(entry) = self.own(name, request.holder, mode, now) else { return false };
-        let Some(metadata) = &request.metadata else { return entry.told.take().is_some() };
-        if entry.told.as_ref().is_none_or(|told| told.revision < metadata.revision) {
-            entry.told = Some(metadata.clone());
+        let Some(metadata) = &request.metadata else { return entry.reported.take().is_some() };
+        if entry.reported.as_ref().is_none_or(|reported| reported.revision < metadata.revision) {
+            entry.reported = Some(metadata.clone());
         }
         true
     }
@@ -390,6 +399,6 @@ impl Entry {
         }
         HolderInfo::new(holder, self.count.into(), None)
             .with_mode(self.mode)
-            .with_metadata(self.told)
+            .with_metadata(self.reported)
     }
 }

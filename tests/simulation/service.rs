@@ -1,6 +1,6 @@
 //! What one flow of control of a service does: it stands in an election, leads, observes, and runs a job that others run too.
 
-use super::flow::{Flow, Way};
+use super::caller::{Caller, Way};
 use super::judge::{Sometimes, number_of};
 use super::plan::ms;
 use super::runtime::Gate;
@@ -31,31 +31,31 @@ impl Service {
 
     /// Leads for a while, and looks all the time.
     async fn leads(&self, me: &Leadership, times: &[u64], proclaims: bool) {
-        let told = Told::of(self, me);
+        let watched = Watched::of(self, me);
         self.saw(Sometimes::Led);
-        self.world.lock().judge.leads(told.belief, self.who.1);
+        self.world.lock().judge.leads(watched.belief, self.who.1);
         if proclaims {
             // A loss is told by the next look.
             let _ = me.proclaim(me.holder_id().to_string()).await;
         }
         for time in times {
-            told.sample(me);
+            watched.sample(me);
             self.gate.pause(*time).await;
         }
-        told.sample(me);
+        watched.sample(me);
     }
 
     /// Runs the job, and closes its key for so long.
     async fn works(&self, lease: &Lease, times: &[u64], keep: Option<u64>) -> Result<(), ()> {
         let hold = (self.who.0, number_of(lease));
         self.world.lock().judge.job_begins(self.world.now(), hold);
-        let told = Told::of(self, lease);
+        let watched = Watched::of(self, lease);
         for time in times {
-            told.sample(lease);
+            watched.sample(lease);
             self.gate.pause(*time).await;
         }
-        told.sample(lease);
-        drop(told);
+        watched.sample(lease);
+        drop(watched);
         let keep = keep.ok_or(())?;
         self.world.lock().judge.job_is_done(self.world.now(), hold, keep);
         Ok(())
@@ -63,13 +63,13 @@ impl Service {
 }
 
 /// A lease that the library keeps, and the judge knows of until this is dropped.
-struct Told {
+struct Watched {
     world: Arc<World>,
     belief: u64,
     id: u64,
 }
 
-impl Told {
+impl Watched {
     fn of(service: &Service, lease: &Lease) -> Self {
         let world = Arc::clone(&service.world);
         let moment = world.moment();
@@ -83,7 +83,7 @@ impl Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for Watched {
     fn drop(&mut self) {
         let judge = &mut self.world.lock().judge;
         judge.leave(self.belief, self.id);
@@ -91,7 +91,7 @@ impl Drop for Told {
     }
 }
 
-impl Flow {
+impl Caller {
     pub async fn serve(mut self) {
         while !self.over.load(Ordering::Relaxed) {
             let pause = self.short();
@@ -195,7 +195,7 @@ impl Flow {
         }
     }
 
-    fn waits_for(&self, name: &str, limit: u64) -> super::flow::Waiting<'_> {
+    fn waits_for(&self, name: &str, limit: u64) -> super::caller::Waiting<'_> {
         self.world().lock().judge.services.asking.insert(self.task);
         self.wait_in(name, leasehold::store::Mode::Exclusive, Way::Dropped(limit), false)
     }

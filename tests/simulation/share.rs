@@ -1,14 +1,11 @@
 //! What one flow of control does with names that several share: reads, writes, changes from one to the other, takes permits.
 
-use super::flow::{Flow, Way};
+use super::caller::{Caller, Way};
+use super::hand::{Hand, Side};
 use super::judge::Sometimes;
 use super::plan::ms;
-use super::world::World;
 use leasehold::store::Mode;
-use leasehold::{
-    ErrorKind, Lease, Permit, ReadLease, Result, RwLock, Semaphore, Upgraded, WriteLease,
-};
-use std::ops::Deref;
+use leasehold::{ErrorKind, Result, RwLock, Semaphore, Upgraded};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,72 +13,6 @@ use tokio::time::timeout;
 
 pub const READ_WRITE: &str = "r0";
 pub const POOL: &str = "p0";
-
-enum Side {
-    Read(ReadLease),
-    Write(WriteLease),
-    Permit(Permit),
-}
-
-impl Deref for Side {
-    type Target = Lease;
-
-    fn deref(&self) -> &Lease {
-        match self {
-            Self::Read(lease) => lease,
-            Self::Write(lease) => lease,
-            Self::Permit(permit) => permit,
-        }
-    }
-}
-
-impl Side {
-    fn into_lease(self) -> Lease {
-        match self {
-            Self::Read(lease) => lease.into_lease(),
-            Self::Write(lease) => lease.into_lease(),
-            Self::Permit(permit) => permit.into_lease(),
-        }
-    }
-}
-
-/// A lease that the judge knows of.
-struct Hand {
-    world: Arc<World>,
-    side: Option<Side>,
-    belief: u64,
-    id: u64,
-}
-
-impl Hand {
-    fn side(&self) -> &Side {
-        self.side.as_ref().expect("not given back yet")
-    }
-
-    fn is_lost(&self) -> bool {
-        self.sample();
-        self.side().check().is_err()
-    }
-
-    fn sample(&self) {
-        let moment = self.world.moment();
-        self.world.lock().judge.sample(&self.world.plan, moment, self.belief, self.side());
-    }
-
-    fn leave(&mut self) -> Side {
-        self.world.lock().judge.leave(self.belief, self.id);
-        self.side.take().expect("not given back yet")
-    }
-}
-
-impl Drop for Hand {
-    fn drop(&mut self) {
-        if self.side.is_some() {
-            drop(self.leave());
-        }
-        self.world.lock().judge.left(self.belief, self.id);
-    }
-}
 
 /// What is asked of.
 enum Door {
@@ -125,7 +56,7 @@ impl Door {
     }
 }
 
-impl Flow {
+impl Caller {
     pub async fn share(mut self) {
         while !self.over.load(Ordering::Relaxed) {
             let pause = self.short();
@@ -147,7 +78,7 @@ impl Flow {
     async fn enters(&self, door: &mut Door, mode: Mode, way: Way, outermost: bool) -> Option<Side> {
         let name = if matches!(door, Door::Pool(_)) { POOL } else { READ_WRITE };
         // One without time makes an attempt, too.
-        let in_line = outermost && !matches!(way, Way::Try | Way::Timeout(0) | Way::Aside(_));
+        let in_line = outermost && !matches!(way, Way::Try | Way::Timeout(0) | Way::Unpolled(_));
         let mut waiting = self.wait_in(name, mode, way, in_line);
         let start = self.world().now();
         let result = match way {
@@ -158,9 +89,9 @@ impl Flow {
                 Ok(result) => result.map(Some),
                 Err(_) => return None,
             },
-            Way::Aside(aside) => {
+            Way::Unpolled(unpolled) => {
                 let waits = pin!(door.wait(mode));
-                self.left_alone(waits, name, aside).await?.map(Some)
+                self.left_alone(waits, name, unpolled).await?.map(Some)
             }
         };
         waiting.served = outermost && matches!(result, Ok(Some(_)));
@@ -201,7 +132,7 @@ impl Flow {
                 _ => {}
             }
         }
-        self.gives_back(hand).await;
+        self.release(hand).await;
     }
 
     /// Reads beside what it has.
@@ -216,9 +147,7 @@ impl Flow {
         if writes {
             self.world().lock().judge.saw(Sometimes::NestedInWrite);
         }
-        let id = self.world().lock().judge.enter(hand.belief, &side);
-        let nested =
-            Hand { world: Arc::clone(self.world()), side: Some(side), belief: hand.belief, id };
+        let nested = hand.nested(side);
         let time = self.short();
         self.gate.pause(time).await;
         nested.sample();
@@ -243,7 +172,7 @@ impl Flow {
             }
             _ => {
                 self.world().lock().judge.downgrades(hand.belief);
-                let Side::Write(lease) = hand.leave() else { return None };
+                let Side::Write(lease) = hand.leave_side() else { return None };
                 lease.downgrade().await.map(Side::Read)
             }
         };
@@ -268,31 +197,6 @@ impl Flow {
                 }
                 None
             }
-        }
-    }
-
-    async fn gives_back(&mut self, mut hand: Hand) {
-        let lost = hand.is_lost();
-        let calm = self.is_fair();
-        match self.dice.below(20) {
-            0..=6 => drop(hand),
-            7..=8 => {
-                let lease = hand.leave().into_lease();
-                let time = self.dice.below(self.ttl() / 25);
-                let _ = timeout(ms(time), lease.unlock()).await;
-            }
-            9 => {
-                let lease = hand.leave().into_lease();
-                self.world().lock().judge.forgets(hand.belief);
-                lease.forget();
-            }
-            _ => match hand.leave().into_lease().unlock().await {
-                Ok(()) if lost => self.fail(format_args!("what was lost was unlocked")),
-                Err(error) if calm && self.is_calm() && error.kind() != ErrorKind::Lost => {
-                    self.fail(format_args!("unlock failed in fair weather: {error}"));
-                }
-                _ => {}
-            },
         }
     }
 }

@@ -1,11 +1,11 @@
 //! One run: processes that lock and storms that hit them, then fair weather, in which all must end well.
 
+use super::caller::Caller;
 use super::dice::Dice;
-use super::flow::Flow;
 use super::judge::Sometimes;
 use super::log::Log;
 use super::plan::{LogFault, Plan, ms};
-use super::runtime::{Gate, Task, USER, was_told};
+use super::runtime::{Gate, Task, USER, was_on_purpose};
 use super::share::{POOL, READ_WRITE};
 use super::world::{Client, World};
 use leasehold::LeaseManager;
@@ -18,14 +18,14 @@ use tokio::time::{sleep, timeout};
 
 pub struct Outcome {
     pub failure: Option<String>,
-    pub counts: [u64; Sometimes::ALL.len()],
+    pub counts: Vec<u64>,
     pub log: Vec<String>,
 }
 
 pub struct Process {
     pub client: Client,
     pub manager: LeaseManager,
-    pub flows: Vec<Task>,
+    pub callers: Vec<Task>,
 }
 
 pub struct Story {
@@ -81,7 +81,7 @@ pub fn run_with(seed: u64, keep_log: bool, change: impl FnOnce(&mut Plan)) -> Ou
             tasks: 0,
             over: Arc::default(),
         };
-        story.tell().await;
+        story.play().await;
         world
     }));
     let end = runtime.block_on(async { world.now() });
@@ -92,13 +92,13 @@ pub fn run_with(seed: u64, keep_log: bool, change: impl FnOnce(&mut Plan)) -> Ou
     log.iter().flat_map(Log::seen).for_each(|what| judge.saw(what));
     Outcome {
         failure: judge.failure.take(),
-        counts: judge.counts,
+        counts: std::mem::take(&mut judge.counts),
         log: judge.log.take().unwrap_or_default(),
     }
 }
 
 impl Story {
-    async fn tell(mut self) {
+    async fn play(mut self) {
         let world = Arc::clone(&self.world);
         let ttl = world.plan.ttl;
         let base = Handle::current().metrics().num_alive_tasks();
@@ -138,52 +138,52 @@ impl Story {
             builder = builder.max_hold(ms(max));
         }
         let manager = builder.build(client.clone()).expect("good settings");
-        let mut flows = Vec::new();
+        let mut callers = Vec::new();
         for _ in 0..plan.tasks {
             let dice = (self.dice.fork(), self.odd.fork());
-            let flow = self.flow(&client, &manager, dice);
-            flows.push(Task::spawn(flow.gate.clone(), true, flow.run()));
+            let caller = self.caller(&client, &manager, dice);
+            callers.push(Task::spawn(caller.gate.clone(), true, caller.run()));
         }
         for _ in 0..plan.sharers {
-            let flow = self.sharer(&client, &manager);
-            flows.push(Task::spawn(flow.gate.clone(), false, flow.share()));
+            let caller = self.sharer(&client, &manager);
+            callers.push(Task::spawn(caller.gate.clone(), false, caller.share()));
         }
         for _ in 0..plan.services {
-            let flow = self.server(&client, &manager);
-            flows.push(Task::spawn(flow.gate.clone(), false, flow.serve()));
+            let caller = self.server(&client, &manager);
+            callers.push(Task::spawn(caller.gate.clone(), false, caller.serve()));
         }
         if plan.services > 0 {
-            let flow = self.server(&client, &manager);
-            flows.push(Task::spawn(flow.gate.clone(), false, flow.observe()));
+            let caller = self.server(&client, &manager);
+            callers.push(Task::spawn(caller.gate.clone(), false, caller.observe()));
         }
-        self.processes.push(Process { client, manager, flows });
+        self.processes.push(Process { client, manager, callers });
     }
 
-    pub fn flow(
+    pub fn caller(
         &mut self,
         client: &Client,
         manager: &LeaseManager,
         (dice, odd): (Dice, Dice),
-    ) -> Flow {
+    ) -> Caller {
         let last = self.last.fork();
-        self.flow_of(client, manager, [dice, odd, last])
+        self.caller_of(client, manager, [dice, odd, last])
     }
 
-    fn sharer(&mut self, client: &Client, manager: &LeaseManager) -> Flow {
+    fn sharer(&mut self, client: &Client, manager: &LeaseManager) -> Caller {
         let dice = [self.shares.fork(), self.shares.fork(), self.shares.fork()];
-        self.flow_of(client, manager, dice)
+        self.caller_of(client, manager, dice)
     }
 
     /// One that leads, and runs jobs.
-    fn server(&mut self, client: &Client, manager: &LeaseManager) -> Flow {
+    fn server(&mut self, client: &Client, manager: &LeaseManager) -> Caller {
         let dice = [self.serves.fork(), self.serves.fork(), self.serves.fork()];
-        self.flow_of(client, manager, dice)
+        self.caller_of(client, manager, dice)
     }
 
-    fn flow_of(&mut self, client: &Client, manager: &LeaseManager, dice: [Dice; 3]) -> Flow {
+    fn caller_of(&mut self, client: &Client, manager: &LeaseManager, dice: [Dice; 3]) -> Caller {
         self.tasks += 1;
         let [dice, odd, last] = dice;
-        Flow {
+        Caller {
             client: client.clone(),
             manager: manager.clone(),
             task: self.tasks,
@@ -202,8 +202,8 @@ impl Story {
             (self.processes[at].client.clone(), self.processes[at].manager.clone());
         for _ in 0..self.odd.between(3, 12) {
             let dice = (self.odd.fork(), self.odd.fork());
-            let flow = self.flow(&client, &manager, dice);
-            self.processes[at].flows.push(Task::spawn(flow.gate.clone(), false, flow.once()));
+            let caller = self.caller(&client, &manager, dice);
+            self.processes[at].callers.push(Task::spawn(caller.gate.clone(), false, caller.once()));
         }
     }
 
@@ -297,14 +297,14 @@ impl Story {
         if crash {
             let process = self.processes.swap_remove(at);
             world.kill(client);
-            process.flows.iter().for_each(|task| task.handle.abort());
-            self.rest.extend(process.flows.into_iter().map(|task| task.handle));
+            process.callers.iter().for_each(|task| task.handle.abort());
+            self.rest.extend(process.callers.into_iter().map(|task| task.handle));
             self.start();
         } else if close {
             let process = self.processes.swap_remove(at);
             let closing = close_it(Arc::clone(&world), process.client, process.manager);
             self.rest.push(tokio::spawn(closing));
-            self.rest.extend(process.flows.into_iter().map(|task| task.handle));
+            self.rest.extend(process.callers.into_iter().map(|task| task.handle));
             self.start();
         }
     }
@@ -331,14 +331,14 @@ impl Story {
         let world = Arc::clone(&self.world);
         let ttl = world.plan.ttl;
         self.over.store(true, Ordering::Relaxed);
-        let mut flows = std::mem::take(&mut self.rest);
-        let here = self.processes.iter_mut().flat_map(|process| process.flows.drain(..));
-        flows.extend(here.map(|task| task.handle));
+        let mut callers = std::mem::take(&mut self.rest);
+        let here = self.processes.iter_mut().flat_map(|process| process.callers.drain(..));
+        callers.extend(here.map(|task| task.handle));
         let end = tokio::time::Instant::now() + ms(200 * ttl);
-        for flow in flows {
-            match tokio::time::timeout_at(end, flow).await {
+        for caller in callers {
+            match tokio::time::timeout_at(end, caller).await {
                 Ok(Err(error)) if error.is_panic() => {
-                    if let Err(panic) = was_told(error) {
+                    if let Err(panic) = was_on_purpose(error) {
                         self.fail(format_args!("a panic: {panic}"));
                     }
                 }

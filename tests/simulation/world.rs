@@ -80,6 +80,7 @@ enum Way {
 }
 
 /// What becomes of one request; times in milliseconds.
+#[derive(Default)]
 struct Fate {
     there: u64,
     back: u64,
@@ -149,13 +150,9 @@ impl World {
     pub fn client(self: &Arc<Self>) -> Client {
         let mut inner = self.lock();
         let reconnects = Signal::new();
-        inner.links.push(Link {
-            there: true,
-            back: true,
-            frozen: false,
-            dead: false,
-            reconnects: reconnects.clone(),
-        });
+        let link = Link { there: true, back: true, frozen: false, dead: false, reconnects };
+        let reconnects = link.reconnects.clone();
+        inner.links.push(link);
         Client { world: Arc::clone(self), id: inner.links.len() - 1, reconnects }
     }
 
@@ -330,16 +327,7 @@ impl Inner {
     }
 
     fn fate(&mut self, plan: &Plan) -> Fate {
-        let mut fate = Fate {
-            there: self.way(plan),
-            back: self.way(plan),
-            request_lost: false,
-            reply_lost: false,
-            twice: None,
-            refused: None,
-            hang: false,
-            reset: false,
-        };
+        let mut fate = Fate { there: self.way(plan), back: self.way(plan), ..Fate::default() };
         if !self.storm {
             return fate;
         }
@@ -472,7 +460,7 @@ impl Client {
                 };
                 match verdict {
                     Ok(None) => inner.judge.confirmed(&world.plan, moment, hold, sent),
-                    Ok(Some(absence)) => inner.judge.told_absent(moment.now, hold, absence),
+                    Ok(Some(absence)) => inner.judge.saw_absent(moment.now, hold, absence),
                     Err(error) => {
                         inner.judge.failed(hold, sent);
                         if error.kind() == ErrorKind::WrongType {
@@ -652,13 +640,13 @@ impl Store for Client {
                     inner.judge.hears(world.now(), hold.0, &name);
                     inner.judge.confirmed(&world.plan, world.moment(), hold, *sent);
                 }
-                Ok(Acquired::NotYours(_)) => inner.judge.told_lost(world.now(), hold),
+                Ok(Acquired::NotYours(_)) => inner.judge.saw_lost(world.now(), hold),
                 Ok(_) => inner.judge.hears(world.now(), hold.0, &name),
                 Err(error) => {
                     let kind = error.kind();
                     // If the call was dropped, only the engine gets the answer.
-                    let told = TASK.try_with(|task| *task);
-                    if let (true, Ok(task)) = (kind != ErrorKind::Unavailable, told) {
+                    let reported = TASK.try_with(|task| *task);
+                    if let (true, Ok(task)) = (kind != ErrorKind::Unavailable, reported) {
                         inner.judge.refused.insert(task, kind);
                     }
                     if kind == ErrorKind::WrongType {
@@ -684,10 +672,10 @@ impl Store for Client {
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let (absence, freed) = inner.server.release(now, &request);
             if freed {
-                inner.judge.given_back(now, &request.target.name, hold);
+                inner.judge.released(now, &request.target.name, hold);
                 if !inner.judge.was_held(hold) {
                     inner.judge.saw(Sometimes::Sweep);
-                    inner.judge.saw(Sometimes::GivenBackGrant);
+                    inner.judge.saw(Sometimes::ReleasedGrant);
                 }
             }
             match absence {
@@ -701,7 +689,7 @@ impl Store for Client {
             Ok(Released::NotYours(absence))
                 if count > 0 && believer.is_some() && believer == inner.judge.believer(hold) =>
             {
-                inner.judge.told_absent(world.now(), hold, *absence);
+                inner.judge.saw_absent(world.now(), hold, *absence);
             }
             Err(error) if error.kind() == ErrorKind::WrongType => {
                 inner.judge.wound(world.now(), hold);
@@ -763,13 +751,13 @@ impl Store for Client {
             inner.last_subscription += 1;
             Subscription { world: Arc::clone(&self.world), id: inner.last_subscription }
         };
-        let (id, told) = (subscription.id, signal.clone());
+        let (id, reported) = (subscription.id, signal.clone());
         let alive = Arc::new(());
         let wanted = Arc::downgrade(&alive);
         let run = move |inner: &mut Inner, _: &Arc<World>, _: u64| {
             let known = inner.subscriptions.iter().any(|each| each.id == id);
             if wanted.strong_count() > 0 && !known {
-                let (name, signal) = (name.clone(), told.clone());
+                let (name, signal) = (name.clone(), reported.clone());
                 inner.subscriptions.push(Subscriber { id, client, name, signal });
             }
         };

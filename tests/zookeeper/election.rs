@@ -1,6 +1,6 @@
 //! Elections on ZooKeeper when the leader's session ends and it comes back: one leads at a time.
 
-use kit::relay::{Flow, Relay};
+use kit::relay::{Relay, Traffic};
 use kit::zookeeper::{Look, ZooKeeper};
 use kit::{connect_in_the_end, eventually, within};
 use leasehold::clock::{Clock, Instant};
@@ -92,10 +92,10 @@ async fn leader_whose_session_ends_never_leads_beside_the_next() {
         let leader = terms.lock().expect("no panic").last().expect("one leads").leader;
         // Be anywhere in the rhythm of the heartbeat.
         tokio::time::sleep(T / 7 * round).await;
-        candidates[leader].relay.set(Flow::Hold);
+        candidates[leader].relay.set(Traffic::Hold);
         eventually(LONG, || count() as u32 > round).await;
         // It comes back, with what it had on its way, while the next one leads.
-        candidates[leader].relay.set(Flow::Pass);
+        candidates[leader].relay.set(Traffic::Pass);
         tokio::time::sleep(T / 2).await;
     }
     let look = Look::at(&server.hosts()).await;

@@ -2,7 +2,7 @@
 //! never do two believe at once, and what is left afterwards is nothing.
 
 use kit::beliefs::{Belief, Beliefs, Watched};
-use kit::relay::Flow;
+use kit::relay::Traffic;
 use kit::zookeeper::{Look, ZooKeeper};
 use kit::{connect_in_the_end, within};
 use leasehold::clock::{Clock, Instant};
@@ -43,8 +43,8 @@ impl Crowd {
             let leases = connect(&url, ttl).await;
             let grants = Arc::new(AtomicUsize::new(0));
             let (beliefs, stop) = (Arc::clone(&crowd.beliefs), crowd.stop.clone());
-            let flow = roam(number, leases.clone(), ttl, beliefs, stop, Arc::clone(&grants));
-            crowd.flows.push((grants, tokio::spawn(flow)));
+            let traffic = roam(number, leases.clone(), ttl, beliefs, stop, Arc::clone(&grants));
+            crowd.flows.push((grants, tokio::spawn(traffic)));
             crowd.managers.push(leases);
         }
         crowd.until_all_were_let_in().await;
@@ -67,8 +67,8 @@ impl Crowd {
     async fn end(self, servers: &ZooKeeper, lasting: Vec<LeaseManager>) -> Vec<Belief> {
         self.until_all_were_let_in().await;
         self.stop.cancel();
-        for (_, flow) in self.flows {
-            within(LONG, flow).await.expect("it ends well");
+        for (_, traffic) in self.flows {
+            within(LONG, traffic).await.expect("it ends well");
         }
         let look = Look::at(&servers.hosts()).await;
         for name in NAMES.into_iter().chain(KEPT) {
@@ -90,7 +90,7 @@ async fn roam(
     stop: CancellationToken,
     grants: Arc<AtomicUsize>,
 ) {
-    let flow = format!("flow {number}");
+    let traffic = format!("flow {number}");
     for round in number.. {
         if stop.is_cancelled() {
             return;
@@ -98,7 +98,7 @@ async fn roam(
         let mut lock = leases.lock(NAMES[round % NAMES.len()]);
         match lock.lock_timeout(ttl * 2).await {
             Ok(Some(lease)) => {
-                let held = beliefs.watch(&flow, lease);
+                let held = beliefs.watch(&traffic, lease);
                 grants.fetch_add(1, Ordering::Relaxed);
                 // Some for long enough to have it in any fault.
                 let most = [5, 100, 20, 700, 40][round % 5];
@@ -251,7 +251,7 @@ async fn leader_cut_off_holders_are_told_before_anybody_enters() {
     let crowd = Crowd::on(&servers, T).await;
     let mut keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
     let fault = now();
-    links.set(leader, Flow::Hold);
+    links.set(leader, Traffic::Hold);
     tokio::time::sleep(T).await;
     keepers.were_told_in_time(fault, T);
     let waits_for = (leader + 2) % 3;
@@ -272,7 +272,7 @@ async fn holder_on_a_deposed_leader_is_told_before_the_next_enters() {
     let crowd = Crowd::on(&servers, ttl).await;
     let mut keepers = Keepers::on(&servers, ttl, &crowd.beliefs).await;
     let fault = now();
-    links.set(leader, Flow::Orphan);
+    links.set(leader, Traffic::Orphan);
     assert!(servers.wait_for(&others(leader)));
     let next = keepers.next(leader).await;
     println!("let in {:?} after the fault", next.from.saturating_duration_since(fault));
@@ -316,7 +316,7 @@ async fn holders_are_told_in_time_when_no_member_reaches_another() {
     let crowd = Crowd::on(&servers, T).await;
     let keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
     let fault = now();
-    (0..3).for_each(|member| links.set(member, Flow::Hold));
+    (0..3).for_each(|member| links.set(member, Traffic::Hold));
     tokio::time::sleep(T).await;
     keepers.were_told_in_time(fault, T);
     links.heal();

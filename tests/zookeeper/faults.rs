@@ -2,7 +2,7 @@
 //! believes to hold it.
 
 use super::ensemble::hold;
-use kit::relay::{Flow, Relay};
+use kit::relay::{Relay, Traffic};
 use kit::zookeeper::{Look, ZooKeeper};
 use kit::{connect_in_the_end, within};
 use leasehold::clock::{Clock, Instant};
@@ -106,8 +106,8 @@ async fn holder_without_connection_is_told_first_and_nothing_revives() {
     let look = Look::at(&server.hosts()).await;
     let (holder, rival) = (connect(&relay.url(), T).await, connect(&server.url(), T).await);
     let other = holder.lock("other").lock().await.expect("free");
-    contest(&holder, &rival, "job", async || relay.set(Flow::Hold)).await;
-    relay.set(Flow::Pass);
+    contest(&holder, &rival, "job", async || relay.set(Traffic::Hold)).await;
+    relay.set(Traffic::Pass);
     // A new session follows, in which nothing of the old one is held.
     let lease = within(LONG, holder.lock("job").lock()).await.expect("free");
     assert!(other.check().is_err());
@@ -154,9 +154,9 @@ async fn short_break_costs_no_lease_and_no_place_in_the_line() {
     look.until_nodes("job", 2).await;
     let mut before = look.nodes("job").await;
     for _ in 0..3 {
-        relay.set(Flow::Refuse);
+        relay.set(Traffic::Refuse);
         tokio::time::sleep(Duration::from_millis(100)).await;
-        relay.set(Flow::Pass);
+        relay.set(Traffic::Pass);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     lease.check().expect("held");
@@ -217,7 +217,7 @@ async fn holder_on_a_cut_off_member_is_told_before_the_next_enters() {
         let cut = (leader + 1) % 3;
         let (holder, rival) =
             (connect(&servers.url_of(cut), T).await, connect(&servers.url_of(leader), T).await);
-        contest(&holder, &rival, "job", async || links.set(cut, Flow::Hold)).await;
+        contest(&holder, &rival, "job", async || links.set(cut, Traffic::Hold)).await;
         links.heal();
         let lease = within(LONG, hold(&holder, "job")).await;
         lease.unlock().await.expect("released");
@@ -240,7 +240,7 @@ async fn silent_server_costs_no_lease_as_long_as_there_is_another() {
     }
     let by_the_other = other.connections();
     assert!(by_the_other < held.len(), "chance has it that some are on either");
-    silent.set(Flow::Hold);
+    silent.set(Traffic::Hold);
     kit::eventually(LONG, || other.connections() >= held.len()).await;
     tokio::time::sleep(ttl).await;
     for (_, lease) in &held {
@@ -252,7 +252,7 @@ async fn silent_server_costs_no_lease_as_long_as_there_is_another() {
 async fn silent_server_keeps_nobody_from_connecting_to_another() {
     let server = ZooKeeper::start();
     let silent = Relay::to_server(server.port(0));
-    silent.set(Flow::Hold);
+    silent.set(Traffic::Hold);
     let url = format!("{},127.0.0.1:{}", silent.url(), server.port(0));
     let connects: Vec<_> = (0..8)
         .map(|_| {
@@ -272,9 +272,9 @@ async fn connection_is_back_in_a_fraction_of_the_outage() {
     let leases = connect(&relay.url(), 15 * T).await;
     let lease = leases.lock("job").lock().await.expect("free");
     let outage = Duration::from_secs(8);
-    relay.set(Flow::Refuse);
+    relay.set(Traffic::Refuse);
     tokio::time::sleep(outage).await;
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     // Doubled without a bound, its pauses would be as long as the outage.
     let free = within(outage / 2, leases.lock("other").lock()).await.expect("free");
     lease.check().expect("held");

@@ -2,7 +2,7 @@
 
 use super::kinds::counted;
 use kit::pipe::{Pace, Pipe};
-use kit::relay::{Flow, Relay, request};
+use kit::relay::{Relay, Traffic, request};
 use kit::trace::{Trace, Traced};
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use kit::{connect_in_the_end, within};
@@ -166,9 +166,9 @@ async fn dropped_waiters_leave_no_node() {
     look.until_nodes("job", 1).await;
     // Also when nothing passes at that moment: all of it is sent later.
     let mut lock = leases.lock("job");
-    relay.set(Flow::Hold);
+    relay.set(Traffic::Hold);
     assert!(tokio::time::timeout(T / 10, lock.lock()).await.is_err());
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     lease.unlock().await.expect("released");
     look.until_nodes("job", 0).await;
     for round in 0..20 {
@@ -244,7 +244,7 @@ async fn place_that_was_taken_over_in_vain_is_left_for_a_new_one() {
     let nodes = look.nodes("job").await;
     assert_eq!(nodes.len(), 1, "{nodes:?}");
     look.0.delete(&format!("{}/{}", directory("job"), nodes[0]), None).await.expect("deleted");
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     let lease = within(LONG, waiter).await.expect("it runs").expect("in the end");
     lease.check().expect("held");
     lease.unlock().await.expect("released");
@@ -351,7 +351,7 @@ async fn time_to_live_that_the_server_does_not_give_is_refused() {
         assert!(error.to_string().contains(hint), "{error}");
     }
     let nobody = Relay::to_server(server.port(0));
-    nobody.set(Flow::Refuse);
+    nobody.set(Traffic::Refuse);
     let error = builder().connect(&nobody.url()).await.expect_err("nobody answers");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }

@@ -1,6 +1,6 @@
 //! The answers of the ZooKeeper store in the modes that share a name: requests that race, run twice, or whose answer is lost.
 
-use kit::relay::{Flow, Relay};
+use kit::relay::{Relay, Traffic};
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, Mode, Name, Release, Released, RenewBatch,
@@ -366,7 +366,7 @@ async fn record_beside_a_downgrade_forgets_no_hold() {
     for round in 0..12 {
         let party = Party::of(&store, &format!("job:{round}"));
         party.acquire(Mode::Write).await.expect("granted");
-        relay.set(Flow::Refuse);
+        relay.set(Traffic::Refuse);
         tokio::time::sleep(Duration::from_millis(60)).await;
         let record = Release::new(party.target(Mode::Write), party.holder, 1, LONG);
         let recording = tokio::spawn(party.store.release(record));
@@ -374,7 +374,7 @@ async fn record_beside_a_downgrade_forgets_no_hold() {
         let change = party.request(Mode::Read).with_converts(true);
         let changing = tokio::spawn(party.store.acquire(change));
         tokio::time::sleep(Duration::from_millis(30)).await;
-        relay.set(Flow::Pass);
+        relay.set(Traffic::Pass);
         let recorded = recording.await.expect("no panic");
         let changed = changing.await.expect("no panic");
         let changed = match changed {

@@ -1,6 +1,6 @@
 //! Read-write locks and semaphores on a ZooKeeper server: the order of arrival, what each waiter watches, and what is left.
 
-use kit::relay::{Flow, Relay, request};
+use kit::relay::{Relay, Traffic, request};
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use kit::{connect_in_the_end, within};
 use leasehold::{ErrorKind, LeaseManager, Loss, Upgraded};
@@ -288,7 +288,7 @@ async fn session_that_ends_loses_its_leases_and_no_other() {
     let taking = tokio::spawn(async move { pool.acquire_many(2).await });
     look.until_nodes("written", 2).await;
     look.until_nodes("pool", 3).await;
-    relay.set(Flow::Hold);
+    relay.set(Traffic::Hold);
     let next = within(LONG, writing).await.expect("it runs").expect("in the end");
     let more = within(LONG, taking).await.expect("it runs").expect("in the end");
     look.until_nodes("read", 1).await;
@@ -300,7 +300,7 @@ async fn session_that_ends_loses_its_leases_and_no_other() {
     for held in [&*kept, &*permit, &*next, &*more] {
         held.check().expect("held");
     }
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     for lease in [&*kept, &*permit, &*next, &*more] {
         assert!(lease.remaining() > Duration::ZERO);
     }
@@ -327,10 +327,10 @@ async fn waits_that_are_dropped_leave_no_node() {
     }
     // Also when nothing passes at that moment: all of it is sent later.
     let mut lock = leases.rw_lock("job");
-    relay.set(Flow::Hold);
+    relay.set(Traffic::Hold);
     assert!(tokio::time::timeout(T / 10, lock.read()).await.is_err());
     assert!(tokio::time::timeout(T / 10, pool.acquire()).await.is_err());
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     edit.unlock().await.expect("released");
     permits.unlock().await.expect("released");
     for name in ["job", "pool"] {

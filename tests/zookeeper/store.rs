@@ -2,7 +2,7 @@
 //! answers when other clients change its nodes.
 
 use kit::pipe::{Pace, Pipe};
-use kit::relay::{Flow, Relay, request};
+use kit::relay::{Relay, Traffic, request};
 use kit::trace::Trace;
 use kit::within;
 use kit::zookeeper::{Look, ZooKeeper, directory};
@@ -156,7 +156,7 @@ async fn requests_to_a_silent_server_end_with_the_connection() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let store = store(&relay.url()).await;
-    relay.set(Flow::Hold);
+    relay.set(Traffic::Hold);
     let start = Instant::now();
     let timed = |result: Result<()>| {
         let error = result.expect_err("no answer");
@@ -178,8 +178,8 @@ async fn reconnect_is_signalled() {
     let relay = Relay::to_server(server.port(0));
     let store = store(&relay.url()).await;
     let reconnects = store.reconnects().expect("the store signals reconnects");
-    relay.set(Flow::Refuse);
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Refuse);
+    relay.set(Traffic::Pass);
     within(LONG, reconnects.recv()).await;
 }
 
@@ -278,7 +278,7 @@ async fn waiter_that_leaves_during_its_creation_leaves_no_node() {
     kit::eventually(LONG, || relay.lost() == 1).await;
     assert_eq!(look.nodes("job").await.len(), 2);
     drop(wakeups);
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     look.until_nodes("job", 1).await;
 }
 
@@ -535,10 +535,10 @@ async fn grant_after_a_pause_waits_for_a_proof_of_the_session() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let party = Party::at(&relay.url()).await;
-    relay.set(Flow::Hold);
+    relay.set(Traffic::Hold);
     // A proof is too old by then, but the session is still alive.
     tokio::time::sleep(SESSION * 3 / 5).await;
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     let asked = Clock::system().now();
     let (sent, _) = granted(party.acquire().await);
     let late = asked.saturating_duration_since(sent);
@@ -598,10 +598,10 @@ async fn proof_that_failed_is_tried_again_soon() {
     let start = Instant::now();
     let until = async |at| tokio::time::sleep_until((start + at).into()).await;
     until(SESSION / 5).await;
-    relay.set(Flow::Hold);
+    relay.set(Traffic::Hold);
     until(SESSION * 21 / 40).await;
     let before = writes();
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     kit::eventually(SESSION, || writes() >= before + 2).await;
 }
 
@@ -615,11 +615,11 @@ async fn connection_is_made_soon_after_an_outage() {
     let store = store.expect("the server runs");
     let look = Look::at(&server.hosts()).await;
     let logged = |message: &str| trace.matching(|event| event.message() == message).len();
-    relay.set(Flow::Refuse);
+    relay.set(Traffic::Refuse);
     kit::eventually(LONG, || logged("the server does not answer") == 1).await;
     look.until_children(SESSIONS, 0).await;
     assert_eq!(logged("the server does not answer"), 1);
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     look.until_children(SESSIONS, 1).await;
     kit::eventually(LONG, || logged("the server answers again") == 1).await;
     let ready = async {
@@ -641,16 +641,16 @@ async fn acquire_that_created_nothing_is_not_executed() {
         assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::NotExecuted));
     };
     // The server is asked whether the name is free, and does not answer.
-    relay.set(Flow::Hold);
+    relay.set(Traffic::Hold);
     asked().await;
     // Without a connection the server is not asked.
     let reconnects = party.store.reconnects().expect("the store signals reconnects");
-    relay.set(Flow::Refuse);
+    relay.set(Traffic::Refuse);
     let before = relay.times_of(LIST).len();
     for _ in 0..10 {
         asked().await;
     }
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     within(LONG, reconnects.recv()).await;
     granted(party.acquire().await);
     let lists = relay.times_of(LIST).len() - before;
@@ -666,7 +666,7 @@ async fn request_outlives_the_runtime_of_its_caller() {
     let runtime = runtime.expect("a runtime");
     let url = relay.url();
     let party = runtime.spawn(async move { Party::at(&url).await }).await.expect("the task ends");
-    relay.set(Flow::Hold);
+    relay.set(Traffic::Hold);
     let mut request = party.store.acquire(party.request(LEASE, LONG));
     let asking = std::thread::spawn(move || {
         let other = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -681,7 +681,7 @@ async fn request_outlives_the_runtime_of_its_caller() {
         request
     });
     let request = asking.join().expect("the thread ends");
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     granted(within(LONG, request).await);
     runtime.shutdown_background();
 }
@@ -731,9 +731,9 @@ async fn subscription_returns_before_the_waiter_is_in_the_queue() {
     let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&relay.url()).await);
     let look = Look::at(&server.hosts()).await;
     granted(holder.acquire().await);
-    relay.set(Flow::Hold);
+    relay.set(Traffic::Hold);
     let mut wakeups = waiter.subscribe().await;
-    relay.set(Flow::Pass);
+    relay.set(Traffic::Pass);
     look.until_nodes("job", 2).await;
     assert_eq!(holder.release(0).await, Released::done(0));
     within(LONG, wakeups.recv()).await;

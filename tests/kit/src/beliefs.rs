@@ -22,7 +22,7 @@ struct Shared {
 #[derive(Clone, Debug)]
 pub struct Belief {
     pub name: String,
-    pub flow: String,
+    pub caller: String,
     pub fence: Option<u64>,
     /// When it was known to be granted.
     pub from: Instant,
@@ -61,11 +61,11 @@ impl Beliefs {
     }
 
     /// Looks at this one from now on.
-    pub fn watch(&self, flow: &str, lease: Lease) -> Watched {
+    pub fn watch(&self, caller: &str, lease: Lease) -> Watched {
         let now = Clock::system().now();
         let (name, fence) = (lease.name().to_owned(), lease.fence());
-        let flow = flow.to_owned();
-        let belief = Belief { name, flow, fence, from: now, until: now, fired: None };
+        let caller = caller.to_owned();
+        let belief = Belief { name, caller, fence, from: now, until: now, fired: None };
         let lease = Arc::new(lease);
         let mut held = self.0.held();
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -12,14 +12,12 @@ use leasehold::{Error, Lease, LeaseManager, Loss};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 
+pub use super::look::exists;
 use super::{Server, connect_in_the_end, look, within};
+pub use super::{lock, millis};
 
 /// Far above what any step takes.
 pub const LONG: Duration = Duration::from_secs(15);
-
-pub const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 /// What `CLOCK_BOOTTIME` shows: one order for the events of all processes.
 pub fn boottime() -> Duration {
@@ -30,10 +28,6 @@ pub fn boottime() -> Duration {
 
 pub async fn connect(url: &str, ttl: Duration) -> LeaseManager {
     connect_in_the_end(LeaseManager::builder().ttl(ttl), url).await
-}
-
-pub async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
 }
 
 /// Notes the cause of a loss, and when it was told.
@@ -48,8 +42,10 @@ pub fn wait_for(leases: &LeaseManager, name: &str) -> JoinHandle<(Result<Lease, 
     tokio::spawn(async move { (within(LONG, lock.lock()).await, boottime()) })
 }
 
-pub fn exists(server: &Server, key: &str) -> bool {
-    server.command(&["EXISTS", key]).int() == 1
+/// The lease of a waiter, and when it was granted.
+pub async fn let_in(waiting: JoinHandle<(Result<Lease, Error>, Duration)>) -> (Lease, Duration) {
+    let (lease, at) = waiting.await.expect("no panic");
+    (lease.expect("a lease"), at)
 }
 
 /// Who has a lock, as the server knows it.

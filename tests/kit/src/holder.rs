@@ -88,14 +88,14 @@ impl Holder {
 
     /// Gives a command, one of those that [`serve`] knows.
     #[track_caller]
-    pub fn tell(&mut self, command: &str) {
+    pub fn send(&mut self, command: &str) {
         writeln!(self.input, "{command}").expect("the holder's process reads its commands");
     }
 
     /// Connects with a time to live and locks a name; returns the event of the grant.
     pub async fn hold(&mut self, url: &str, ttl: Duration, name: &str) -> Event {
-        self.tell(&format!("connect {url} {}", ttl.as_millis()));
-        self.tell(&format!("lock {name}"));
+        self.send(&format!("connect {url} {}", ttl.as_millis()));
+        self.send(&format!("lock {name}"));
         self.event(&["granted", name]).await
     }
 

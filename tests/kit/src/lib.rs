@@ -35,6 +35,7 @@ pub mod topology;
 pub mod trace;
 pub mod zookeeper;
 
+use leasehold::{Builder, ErrorKind, Lease, LeaseManager};
 use std::panic::Location;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
@@ -46,14 +47,22 @@ pub use server::Server;
 pub use stub::Stub;
 pub use topology::{Cluster, Sentinels};
 
+pub const fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+pub async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+    leases.lock(name).lock().await.expect("a lease")
+}
+
 /// Connects; where the machine was too slow for the limits that follow from a short time to live, again.
-pub async fn connect_in_the_end(builder: leasehold::Builder, url: &str) -> leasehold::LeaseManager {
+pub async fn connect_in_the_end(builder: Builder, url: &str) -> LeaseManager {
     let start = Instant::now();
     loop {
         match builder.clone().connect(url).await {
             Ok(leases) => return leases,
             Err(error) => {
-                let slow = error.kind() == leasehold::ErrorKind::Unavailable;
+                let slow = error.kind() == ErrorKind::Unavailable;
                 assert!(slow && start.elapsed() < Duration::from_secs(15), "no manager: {error}");
             }
         }

@@ -44,6 +44,10 @@ pub fn subscribers(connection: &mut Resp, channel: &str) -> i64 {
         .int()
 }
 
+pub fn exists(server: &Server, key: &str) -> bool {
+    server.command(&["EXISTS", key]).int() == 1
+}
+
 /// Redisson's channel of a lock whose name has no brace.
 pub fn channel(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")

@@ -9,8 +9,9 @@ use std::time::Duration;
 use leasehold::clock::{Clock, Instant};
 
 /// What passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Traffic {
+    #[default]
     Pass,
     /// Connections stay open, and nothing passes until it may again.
     Hold,
@@ -34,8 +35,9 @@ struct Shared {
     changed: Condvar,
 }
 
+#[derive(Default)]
 struct State {
-    flow: Flow,
+    traffic: Traffic,
     stopped: bool,
     /// Each with who made it and who accepted it.
     streams: Vec<(TcpStream, TcpStream)>,
@@ -70,18 +72,8 @@ impl Relay {
     fn start(upstream: u16, framed: bool) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("a bound listener has an address").port();
-        let state = State {
-            flow: Flow::Pass,
-            stopped: false,
-            streams: Vec::new(),
-            lose: None,
-            lost: 0,
-            then_refuse: false,
-            connections: 0,
-            requests: Vec::new(),
-        };
-        let (state, changed) = (Mutex::new(state), Condvar::new());
-        let shared = Arc::new(Shared { upstream, framed, state, changed });
+        let state = Mutex::default();
+        let shared = Arc::new(Shared { upstream, framed, state, changed: Condvar::new() });
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -103,13 +95,13 @@ impl Relay {
         format!("zookeeper://127.0.0.1:{}", self.port)
     }
 
-    pub fn set(&self, flow: Flow) {
+    pub fn set(&self, traffic: Traffic) {
         let mut state = self.shared.lock();
-        state.flow = flow;
-        match flow {
-            Flow::Pass | Flow::Hold => {}
-            Flow::Refuse => state.close_all(),
-            Flow::Orphan => state.streams.iter().for_each(|(maker, _)| close(maker)),
+        state.traffic = traffic;
+        match traffic {
+            Traffic::Pass | Traffic::Hold => {}
+            Traffic::Refuse => state.close_all(),
+            Traffic::Orphan => state.streams.iter().for_each(|(maker, _)| close(maker)),
         }
         self.shared.changed.notify_all();
     }
@@ -178,17 +170,17 @@ impl Shared {
     }
 
     /// Waits while nothing may pass; an error when all is over.
-    fn until_it_flows(&self) -> io::Result<()> {
-        let state = self.wait_while(|flow| matches!(flow, Flow::Hold | Flow::Orphan));
-        if state.stopped || state.flow == Flow::Refuse {
+    fn until_it_passes(&self) -> io::Result<()> {
+        let state = self.wait_while(|traffic| matches!(traffic, Traffic::Hold | Traffic::Orphan));
+        if state.stopped || state.traffic == Traffic::Refuse {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         Ok(())
     }
 
-    fn wait_while(&self, so: impl Fn(Flow) -> bool) -> MutexGuard<'_, State> {
+    fn wait_while(&self, so: impl Fn(Traffic) -> bool) -> MutexGuard<'_, State> {
         let mut state = self.lock();
-        while so(state.flow) && !state.stopped {
+        while so(state.traffic) && !state.stopped {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state
@@ -200,10 +192,10 @@ impl Shared {
     }
 
     fn connect(self: &Arc<Self>, client: TcpStream) -> io::Result<()> {
-        if self.lock().flow == Flow::Orphan {
+        if self.lock().traffic == Traffic::Orphan {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
-        self.until_it_flows()?;
+        self.until_it_passes()?;
         let server = self.call()?;
         self.lock().connections += 1;
         client.set_nodelay(true)?;
@@ -232,13 +224,13 @@ impl Shared {
                 return result;
             }
             thread::sleep(Duration::from_millis(20));
-            self.until_it_flows()?;
+            self.until_it_passes()?;
         }
     }
 
     fn end(&self, client: &TcpStream, server: &TcpStream) {
         close(client);
-        drop(self.wait_while(|flow| flow == Flow::Orphan));
+        drop(self.wait_while(|traffic| traffic == Traffic::Orphan));
         close(server);
     }
 
@@ -252,13 +244,13 @@ impl Shared {
         let mut first = true;
         loop {
             let bytes = if self.framed { read_frame(from)? } else { read_some(&mut from)? };
-            self.until_it_flows()?;
+            self.until_it_passes()?;
             // The first frame of each side is about the session.
             if self.framed && !std::mem::take(&mut first) && !look(&bytes) {
                 let mut state = self.lock();
                 state.lost += 1;
                 if std::mem::take(&mut state.then_refuse) {
-                    state.flow = Flow::Refuse;
+                    state.traffic = Traffic::Refuse;
                     state.close_all();
                 }
                 return Ok(());

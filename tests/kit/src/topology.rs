@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::relay::{Flow, Relay};
+use super::relay::{Relay, Traffic};
 use super::resp::{Reply, Resp};
 use super::server::{Server, free_port};
 
@@ -148,7 +148,7 @@ impl Sentinels {
     /// Cuts the replicas off; what the primary writes from now on never reaches them.
     pub fn cut_replicas(&self) {
         assert!(!self.pipes.is_empty(), "started without pipes");
-        self.pipes.iter().for_each(|pipe| pipe.set(Flow::Hold));
+        self.pipes.iter().for_each(|pipe| pipe.set(Traffic::Hold));
     }
 
     /// Waits until another than `old` is the primary, by the word of all sentinels and its own.

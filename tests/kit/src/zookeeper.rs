@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::relay::{Flow, Relay};
+use super::relay::{Relay, Traffic};
 use super::server::{dying_with_parent, free_port, spawn};
 
 /// Where Debian puts them; the environment's `ZOOKEEPER_CLASSPATH` goes before.
@@ -25,7 +25,7 @@ pub const SLOWLY: u32 = 25;
 
 /// One server or several; they end when this value is dropped.
 pub struct ZooKeeper {
-    members: Vec<Member>,
+    peers: Vec<Peer>,
     /// After how many ticks of silence the members of an ensemble give each other up.
     sync_limit: u32,
     /// More lines for the configuration.
@@ -50,8 +50,8 @@ struct Link {
 
 impl Links {
     fn new(ports: &[Ports]) -> Self {
-        let members = 0..ports.len();
-        let pairs = members.clone().flat_map(|from| members.clone().map(move |to| (from, to)));
+        let peers = 0..ports.len();
+        let pairs = peers.clone().flat_map(|from| peers.clone().map(move |to| (from, to)));
         let links = pairs.filter(|(from, to)| from != to).map(|(from, to)| Link {
             from,
             to,
@@ -62,9 +62,9 @@ impl Links {
     }
 
     /// Where a member finds itself and the others.
-    fn seen_by(&self, member: usize, ports: &[Ports]) -> Vec<Ports> {
+    fn seen_by(&self, peer: usize, ports: &[Ports]) -> Vec<Ports> {
         let mut seen = ports.to_vec();
-        for Link { to, quorum, election, .. } in self.0.iter().filter(|link| link.from == member) {
+        for Link { to, quorum, election, .. } in self.0.iter().filter(|link| link.from == peer) {
             // Nobody listens where nobody is to be called.
             let election = election.as_ref().map_or_else(free_port, Relay::port);
             seen[*to] = Ports { quorum: quorum.port(), election };
@@ -73,9 +73,9 @@ impl Links {
     }
 
     /// What passes between a member and the others, whoever of them has called.
-    pub fn set(&self, member: usize, flow: Flow) {
-        for link in self.0.iter().filter(|link| link.from == member || link.to == member) {
-            link.set(flow);
+    pub fn set(&self, peer: usize, traffic: Traffic) {
+        for link in self.0.iter().filter(|link| link.from == peer || link.to == peer) {
+            link.set(traffic);
         }
     }
 
@@ -84,20 +84,20 @@ impl Links {
     ///
     /// Until a member notices, it tells its mode as before, so [`ZooKeeper::wait_for`] may return too soon.
     pub fn heal(&self) {
-        for flow in [Flow::Refuse, Flow::Pass] {
-            self.0.iter().for_each(|link| link.set(flow));
+        for traffic in [Traffic::Refuse, Traffic::Pass] {
+            self.0.iter().for_each(|link| link.set(traffic));
         }
     }
 }
 
 impl Link {
-    fn set(&self, flow: Flow) {
-        self.quorum.set(flow);
-        self.election.iter().for_each(|relay| relay.set(flow));
+    fn set(&self, traffic: Traffic) {
+        self.quorum.set(traffic);
+        self.election.iter().for_each(|relay| relay.set(traffic));
     }
 }
 
-struct Member {
+struct Peer {
     dir: PathBuf,
     port: u16,
     process: Mutex<Option<Child>>,
@@ -145,9 +145,9 @@ impl ZooKeeper {
             let mut servers = Self::prepare(3);
             servers.sync_limit = sync_limit;
             let ports = Self::ports();
-            for member in 0..3 {
-                servers.configure(member, &ports);
-                servers.launch(member);
+            for peer in 0..3 {
+                servers.configure(peer, &ports);
+                servers.launch(peer);
             }
             if servers.wait_for(&[0, 1, 2]) {
                 return servers;
@@ -163,9 +163,9 @@ impl ZooKeeper {
             let servers = Self::prepare(3);
             let ports = Self::ports();
             let links = Links::new(&ports);
-            for member in 0..3 {
-                servers.configure(member, &links.seen_by(member, &ports));
-                servers.launch(member);
+            for peer in 0..3 {
+                servers.configure(peer, &links.seen_by(peer, &ports));
+                servers.launch(peer);
             }
             if servers.wait_for(&[0, 1, 2]) {
                 return (servers, links);
@@ -186,18 +186,18 @@ impl ZooKeeper {
         let dir = tempfile::Builder::new().prefix("leasehold-zk-").tempdir();
         let dir = dir.expect("a temporary directory for the servers");
         crate::janitor::remove_in_the_end(dir.path());
-        let members = (0..count).map(|member| {
-            let dir = dir.path().join(format!("n{member}"));
+        let peers = (0..count).map(|peer| {
+            let dir = dir.path().join(format!("n{peer}"));
             fs::create_dir_all(dir.join("data")).expect("a directory for the server's data");
-            Member { dir, port: free_port(), process: Mutex::new(None) }
+            Peer { dir, port: free_port(), process: Mutex::new(None) }
         });
-        let members = members.collect();
-        Self { members, sync_limit: SLOWLY, extra: String::new(), _dir: dir }
+        let peers = peers.collect();
+        Self { peers, sync_limit: SLOWLY, extra: String::new(), _dir: dir }
     }
 
     /// Writes a member's configuration, with the ports by which it finds all members, itself included.
-    fn configure(&self, member: usize, ports: &[Ports]) {
-        let Member { dir, port, .. } = &self.members[member];
+    fn configure(&self, peer: usize, ports: &[Ports]) {
+        let Peer { dir, port, .. } = &self.peers[peer];
         let Self { sync_limit, extra, .. } = self;
         let mut text = format!(
             "tickTime={}\ninitLimit=50\nsyncLimit={sync_limit}\ndataDir={}\nclientPort={port}\n\
@@ -211,13 +211,13 @@ impl ZooKeeper {
         }
         fs::write(dir.join("zoo.cfg"), text).expect("a configuration");
         if !ports.is_empty() {
-            fs::write(dir.join("data/myid"), (member + 1).to_string()).expect("a member's number");
+            fs::write(dir.join("data/myid"), (peer + 1).to_string()).expect("a member's number");
         }
     }
 
     /// Starts a member, or starts it again on its old data.
-    pub fn launch(&self, member: usize) {
-        let dir = &self.members[member].dir;
+    pub fn launch(&self, peer: usize) {
+        let dir = &self.peers[peer].dir;
         let log = fs::File::options().create(true).append(true).open(dir.join("log"));
         let log = log.expect("a log for the server");
         let mut command = dying_with_parent("java");
@@ -230,13 +230,13 @@ impl ZooKeeper {
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("one more handle on the log"))
             .stderr(log);
-        *self.process(member) = Some(spawn(command).expect("java starts"));
+        *self.process(peer) = Some(spawn(command).expect("java starts"));
     }
 
     /// Restarts the one server with one more line in its configuration, which counts more than one before.
     pub fn restart_with(&self, line: &str) {
         self.kill(0);
-        let config = self.members[0].dir.join("zoo.cfg");
+        let config = self.peers[0].dir.join("zoo.cfg");
         let text = fs::read_to_string(&config).expect("a configuration");
         fs::write(&config, format!("{text}{line}\n")).expect("a configuration");
         self.launch(0);
@@ -244,51 +244,51 @@ impl ZooKeeper {
     }
 
     /// Restarts a server that stands alone, with an empty data folder.
-    pub fn wipe(&self, member: usize) {
-        self.kill(member);
-        let data = self.members[member].dir.join("data");
+    pub fn wipe(&self, peer: usize) {
+        self.kill(peer);
+        let data = self.peers[peer].dir.join("data");
         fs::remove_dir_all(&data).expect("a directory of our own");
         fs::create_dir_all(&data).expect("a directory for the server's data");
-        self.launch(member);
-        assert!(self.wait_for(&[member]), "it starts again");
+        self.launch(peer);
+        assert!(self.wait_for(&[peer]), "it starts again");
     }
 
     /// Waits until these members serve clients; false if one has ended.
-    pub fn wait_for(&self, members: &[usize]) -> bool {
+    pub fn wait_for(&self, peers: &[usize]) -> bool {
         let start = Instant::now();
-        for &member in members {
-            while self.mode(member).is_none() {
-                let ended = self.process(member).as_mut().map(|child| child.try_wait());
+        for &peer in peers {
+            while self.mode(peer).is_none() {
+                let ended = self.process(peer).as_mut().map(|child| child.try_wait());
                 if matches!(ended, Some(Ok(Some(_)))) {
                     return false;
                 }
-                assert!(start.elapsed() < STARTUP, "it does not start:\n{}", self.log(member));
+                assert!(start.elapsed() < STARTUP, "it does not start:\n{}", self.log(peer));
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
         true
     }
 
-    pub fn log(&self, member: usize) -> String {
-        fs::read_to_string(self.members[member].dir.join("log")).unwrap_or_default()
+    pub fn log(&self, peer: usize) -> String {
+        fs::read_to_string(self.peers[peer].dir.join("log")).unwrap_or_default()
     }
 
     /// `leader`, `follower` or `standalone`; `None` if it does not serve.
-    pub fn mode(&self, member: usize) -> Option<String> {
-        let answer = self.ask(member, "srvr")?;
+    pub fn mode(&self, peer: usize) -> Option<String> {
+        let answer = self.ask(peer, "srvr")?;
         let mode = answer.lines().find_map(|line| line.strip_prefix("Mode: "))?;
         Some(mode.to_owned())
     }
 
     pub fn leader(&self) -> usize {
-        let mut members = 0..self.members.len();
-        let leads = |member: &usize| self.mode(*member).as_deref() == Some("leader");
-        members.find(leads).expect("an ensemble has a leader")
+        let mut peers = 0..self.peers.len();
+        let leads = |peer: &usize| self.mode(*peer).as_deref() == Some("leader");
+        peers.find(leads).expect("an ensemble has a leader")
     }
 
     /// A number that `mntr` tells.
-    pub fn number(&self, member: usize, key: &str) -> u64 {
-        let answer = self.ask(member, "mntr").expect("the server tells its numbers");
+    pub fn number(&self, peer: usize, key: &str) -> u64 {
+        let answer = self.ask(peer, "mntr").expect("the server tells its numbers");
         let value = answer.lines().find_map(|line| {
             let (name, value) = line.split_once('\t')?;
             (name == key).then(|| value.trim().parse::<u64>().ok())?
@@ -297,9 +297,9 @@ impl ZooKeeper {
     }
 
     /// Asks with one of the four-letter words.
-    pub fn ask(&self, member: usize, word: &str) -> Option<String> {
+    pub fn ask(&self, peer: usize, word: &str) -> Option<String> {
         let limit = Duration::from_millis(500);
-        let mut stream = TcpStream::connect_timeout(&self.socket(member), limit).ok()?;
+        let mut stream = TcpStream::connect_timeout(&self.socket(peer), limit).ok()?;
         stream.set_read_timeout(Some(limit)).ok()?;
         stream.write_all(word.as_bytes()).ok()?;
         let mut answer = String::new();
@@ -307,17 +307,17 @@ impl ZooKeeper {
         Some(answer)
     }
 
-    fn socket(&self, member: usize) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::LOCALHOST, self.members[member].port))
+    fn socket(&self, peer: usize) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.peers[peer].port))
     }
 
-    pub fn port(&self, member: usize) -> u16 {
-        self.members[member].port
+    pub fn port(&self, peer: usize) -> u16 {
+        self.peers[peer].port
     }
 
     /// Of one member.
-    pub fn url_of(&self, member: usize) -> String {
-        format!("zookeeper://127.0.0.1:{}", self.members[member].port)
+    pub fn url_of(&self, peer: usize) -> String {
+        format!("zookeeper://127.0.0.1:{}", self.peers[peer].port)
     }
 
     /// Of all members.
@@ -326,41 +326,41 @@ impl ZooKeeper {
     }
 
     pub fn hosts(&self) -> String {
-        let hosts = self.members.iter().map(|member| format!("127.0.0.1:{}", member.port));
+        let hosts = self.peers.iter().map(|peer| format!("127.0.0.1:{}", peer.port));
         hosts.collect::<Vec<_>>().join(",")
     }
 
-    pub fn kill(&self, member: usize) {
-        if let Some(mut child) = self.process(member).take() {
+    pub fn kill(&self, peer: usize) {
+        if let Some(mut child) = self.process(peer).take() {
             child.kill().expect("the server can be killed");
             child.wait().expect("the server ends");
         }
     }
 
     /// Stops it in the middle of whatever it does.
-    pub fn freeze(&self, member: usize) {
-        self.signal(member, Signal::STOP);
+    pub fn freeze(&self, peer: usize) {
+        self.signal(peer, Signal::STOP);
     }
 
-    pub fn thaw(&self, member: usize) {
-        self.signal(member, Signal::CONT);
+    pub fn thaw(&self, peer: usize) {
+        self.signal(peer, Signal::CONT);
     }
 
-    fn signal(&self, member: usize, signal: Signal) {
-        let process = self.process(member);
+    fn signal(&self, peer: usize, signal: Signal) {
+        let process = self.process(peer);
         let child = process.as_ref().expect("the server runs");
         kill_process(Pid::from_child(child), signal).expect("a signal to the server");
     }
 
-    fn process(&self, member: usize) -> MutexGuard<'_, Option<Child>> {
-        self.members[member].process.lock().unwrap_or_else(PoisonError::into_inner)
+    fn process(&self, peer: usize) -> MutexGuard<'_, Option<Child>> {
+        self.peers[peer].process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for ZooKeeper {
     fn drop(&mut self) {
-        for member in 0..self.members.len() {
-            self.kill(member);
+        for peer in 0..self.peers.len() {
+            self.kill(peer);
         }
     }
 }

@@ -18,7 +18,7 @@ pub struct Scope {
     /// Which faults.
     pub kinds: &'static [Fault],
     /// All but the first client only ask, hold and release.
-    pub plain_rivals: bool,
+    pub plain_clients: bool,
     pub nesting: bool,
     pub handoff: bool,
     pub abandon: bool,
@@ -111,7 +111,7 @@ impl Model for Scope {
             send(Send::AskAgain);
             send(Send::Leave);
             (0..client.sweeps.len()).for_each(|sweep| send(Send::Sweep(sweep)));
-            if i > 0 && self.plain_rivals {
+            if i > 0 && self.plain_clients {
                 continue;
             }
             send(Send::Renew);

@@ -84,13 +84,13 @@ impl Judge {
     }
 
     /// Nobody else believes in what a lease says it has.
-    pub fn has_no_rival(&mut self, now: u64, client: usize, lease: &Lease) {
+    pub fn has_no_other(&mut self, now: u64, client: usize, lease: &Lease) {
         let hold = (client, super::number_of(lease));
-        let rival = |each: &&super::Belief| {
+        let other = |each: &&super::Belief| {
             each.name.as_str() == lease.name() && each.hold != hold && each.lives()
         };
-        let rival = self.beliefs.iter().find(rival).map(|each| each.task);
-        if let (Some(task), false) = (rival, self.is_wounded(hold)) {
+        let other = self.beliefs.iter().find(other).map(|each| each.task);
+        if let (Some(task), false) = (other, self.is_wounded(hold)) {
             self.fail(now, format_args!("{hold:?} comes late, and t{task} has the name"));
         }
     }
@@ -168,14 +168,14 @@ impl Judge {
             let all_polled = self.all_polled(hold.0, &name);
             let gone = self.gone.contains(&hold.0);
             let known = self.known.entry(hold).or_default();
-            let given_back = known.holders > 0 && !known.forgotten && !gone;
+            let released = known.holders > 0 && !known.forgotten && !gone;
             let had = known.had.max(entry.granted).max(settled);
             // What was left alone may have been a call that is never answered.
             let all_polled = all_polled.saturating_add(2 * plan.attempt());
             let soon = had.max(all_polled).saturating_add(plan.grace() + plan.slack());
             let since = entry.granted.max(known.had + late(plan)).max(settled);
             let at_last = since + plan.ttl + plan.slack();
-            if (now > at_last || given_back && now > soon) && !known.wounded {
+            if (now > at_last || released && now > soon) && !known.wounded {
                 known.wounded = true;
                 self.fail(now, format_args!("{name} stays with {hold:?}, nobody's since {had}"));
             }

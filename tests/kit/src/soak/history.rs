@@ -93,7 +93,7 @@ events! {
     /// To unlock it failed.
     Unreleased = "unreleased" { ask: u64, why: String }
     /// The future of the call is not polled from now on.
-    Aside = "aside" { ask: u64 }
+    Unpolled = "unpolled" { ask: u64 }
     /// About to be left to expire, or to a future that nobody polls.
     Forgot = "forgot" { ask: u64 }
     /// About to call `force_unlock`, and it has succeeded. Without the second it may still come.

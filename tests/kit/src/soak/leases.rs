@@ -38,8 +38,9 @@ impl Kind {
 }
 
 /// In which mode a lease is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
+    #[default]
     Exclusive,
     Read,
     Write,
@@ -63,7 +64,7 @@ impl Mode {
 }
 
 /// One wish for a lease, and the lease if it was granted. Times in nanoseconds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Lease {
     pub who: String,
     pub name: String,
@@ -84,7 +85,7 @@ pub struct Lease {
     /// When it could not be released, and why.
     pub unreleased: Option<(u64, String)>,
     /// When the future that asks was left alone.
-    pub aside: Option<u64>,
+    pub unpolled: Option<u64>,
     /// When it was left to expire.
     pub forgot: Option<u64>,
     pub fired: Option<(u64, String)>,
@@ -177,25 +178,9 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 who: who.clone(),
                 name: name.clone(),
                 how: how.clone(),
-                mode: Mode::Exclusive,
                 limit: limit_ms * 1_000_000,
                 asked: at,
-                gave_up: None,
-                granted: None,
-                fence: 0,
-                number: None,
-                by_token: false,
-                last_ok: 0,
-                released: None,
-                unreleased: None,
-                aside: None,
-                forgot: None,
-                fired: None,
-                at_risk: Vec::new(),
-                nested: Vec::new(),
-                failed: false,
-                ran: None,
-                believed: None,
+                ..Lease::default()
             };
             leases.insert((who, *ask), lease);
             continue;
@@ -211,7 +196,7 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
             }
             What::Shares { mode, permits, .. } => lease.mode = Mode::read(mode, *permits),
             What::Token { number, .. } => lease.number = Some(*number),
-            What::Aside { .. } => lease.aside = Some(at),
+            What::Unpolled { .. } => lease.unpolled = Some(at),
             What::Unreleased { why, .. } => lease.unreleased = Some((at, why.clone())),
             What::Forgot { .. } => lease.forgot = Some(at),
             What::Failed { .. } => lease.failed = true,
@@ -247,7 +232,7 @@ fn ask_of(what: &What) -> Option<u64> {
         | What::Nested { ask, .. }
         | What::Token { ask, .. }
         | What::Shares { ask, .. }
-        | What::Aside { ask }
+        | What::Unpolled { ask }
         | What::Forgot { ask }
         | What::Failed { ask }
         | What::Ran { ask, .. }

@@ -76,9 +76,9 @@
 //! All that is excused is counted, and the report says how much it was.
 
 mod bounds;
+mod coverage;
 mod jobs;
-mod kept;
-mod met;
+mod keys;
 mod rules;
 mod shared;
 mod steals;
@@ -121,14 +121,14 @@ pub enum Excuse {
     /// Another primary serves, which had not been told of the grant.
     Replaced,
     /// The store had told the holder, who had no grace.
-    Told,
+    Reported,
 }
 
 pub struct Verdict {
     pub findings: Vec<Finding>,
     pub excused: Vec<Excused>,
     /// What was met, and how often.
-    pub met: Vec<(&'static str, u64)>,
+    pub coverage: Vec<(&'static str, u64)>,
     pub leases: Vec<Lease>,
 }
 
@@ -141,7 +141,7 @@ struct Wipe {
     span: Span,
     why: Excuse,
     /// Whether who was awake knows of it at its end.
-    told: bool,
+    known: bool,
 }
 
 struct Case<'a> {
@@ -155,7 +155,7 @@ struct Case<'a> {
     faults: Vec<(&'a str, &'a str, Span)>,
     stalls: HashMap<&'a str, Vec<Span>>,
     /// Processes that say which token a lease has.
-    told_tokens: HashSet<&'a str>,
+    known_tokens: HashSet<&'a str>,
     findings: Vec<Finding>,
 }
 
@@ -170,7 +170,7 @@ pub fn judge(history: &[Event]) -> Verdict {
         excused: Vec::new(),
         faults: Vec::new(),
         stalls: HashMap::new(),
-        told_tokens: kept::told_tokens(history),
+        known_tokens: keys::known_tokens(history),
         findings: Vec::new(),
     };
     for Event { at, who, what } in history {
@@ -198,10 +198,10 @@ pub fn judge(history: &[Event]) -> Verdict {
     case.silences();
     case.floods();
     case.ends();
-    let met = case.met();
-    case.missing(&met);
+    let coverage = case.coverage();
+    case.missing(&coverage);
     case.findings.sort_by_key(|finding| finding.at);
-    Verdict { findings: case.findings, excused: case.excused, met, leases: case.leases }
+    Verdict { findings: case.findings, excused: case.excused, coverage, leases: case.leases }
 }
 
 fn rules(history: &[Event]) -> Rules {
@@ -218,14 +218,14 @@ fn wipes(history: &[Event]) -> Vec<Wipe> {
     let mut forcing: BTreeMap<(&str, u64), usize> = BTreeMap::new();
     for Event { at, who, what } in history {
         let mut wipe = |name: &String, until: u64, why| {
-            wipes.push(Wipe { name: name.clone(), span: (*at, until), why, told: false });
+            wipes.push(Wipe { name: name.clone(), span: (*at, until), why, known: false });
         };
         match what {
             What::Wiped { until, name } => wipe(name, *until, Excuse::Wiped),
             What::Replaced { until, name } => wipe(name, *until, Excuse::Replaced),
             What::Succeeded { until, name } => {
                 wipe(name, *until, Excuse::Replaced);
-                wipes.last_mut().expect("just made").told = true;
+                wipes.last_mut().expect("just made").known = true;
             }
             What::Forcing { ask, name } => {
                 wipe(name, at + FORCED_LATE, Excuse::Wiped);
@@ -266,19 +266,19 @@ impl Case<'_> {
     fn belief(&self, lease: &Lease) -> Option<Span> {
         let (granted, since) = (lease.granted?, lease.held_since()?);
         let end = if lease.by_token {
-            self.token_told(lease)?
+            self.token_reported(lease)?
         } else {
             // A holder that was told and has unlocked needs no grace: a renewal that was confirmed too late is released then.
             let unlocked = lease.unreleased.as_ref().map(|(at, _)| *at);
-            let told = lease.last_ok + self.setting(&lease.name).grace();
-            lease.released.into_iter().chain(unlocked).fold(told, u64::min)
+            let known = lease.last_ok + self.setting(&lease.name).grace();
+            lease.released.into_iter().chain(unlocked).fold(known, u64::min)
         };
         let empty = end <= granted || (!lease.by_token && lease.last_ok < granted);
         (!empty).then_some((since, end))
     }
 
     /// When the token had told it, if the process was awake then.
-    fn token_told(&self, lease: &Lease) -> Option<u64> {
+    fn token_reported(&self, lease: &Lease) -> Option<u64> {
         let end = lease.ended()?;
         let awake_since = end.saturating_sub(SECOND);
         let asleep = |span: &Span| overlap(*span, (awake_since, end + SECOND / 10)).is_some();
@@ -304,10 +304,10 @@ impl Case<'_> {
             "PanicInLog",
             "EndRuntime",
             "UnwindRuntime",
-            "Crowd",
+            "Burst",
             "Silence",
         ];
-        !INSIDE.contains(&kept::base(kind))
+        !INSIDE.contains(&keys::base(kind))
     }
 
     /// Returns whether the wipe of its name excuses the holder of this lease.
@@ -326,7 +326,7 @@ impl Case<'_> {
     fn may_lack_a_renewal(&self, wipe: &Wipe, lease: &Lease) -> bool {
         let (_, until) = wipe.span;
         let after = (until, until + self.setting(&lease.name).ttl);
-        wipe.why == Excuse::Replaced && !wipe.told && self.asleep(lease, after) >= SECOND / 4
+        wipe.why == Excuse::Replaced && !wipe.known && self.asleep(lease, after) >= SECOND / 4
     }
 
     /// Returns when the process of a lease stood still.
@@ -351,14 +351,14 @@ impl Case<'_> {
             return (from.max(from.saturating_sub(SECOND) + ttl / 3 * 2), until + ttl);
         }
         let awake = || self.asleep(older, (from, until)) < SECOND / 4;
-        (from, if wipe.told && awake() { until } else { until + ttl })
+        (from, if wipe.known && awake() { until } else { until + ttl })
     }
 
     /// What of a span is not excused by a wipe of the name, which `older` had.
     fn unexcused(&self, older: &Lease, span: Span) -> Option<Span> {
         let wipes = self.wipes.iter().filter(|wipe| self.serves(wipe, older));
         let mut wipes: Vec<Span> = wipes.map(|wipe| self.served(wipe, older)).collect();
-        if self.was_told(older) {
+        if self.was_reported(older) {
             wipes.push((older.last_ok, u64::MAX));
         }
         wipes.sort_unstable();
@@ -393,10 +393,10 @@ impl Case<'_> {
     }
 
     /// Whether the store told the loss, where that means no grace.
-    fn was_told(&self, lease: &Lease) -> bool {
+    fn was_reported(&self, lease: &Lease) -> bool {
         let by_the_store =
             lease.fired.as_ref().is_some_and(|(_, cause)| cause == "gone" || cause == "taken");
-        self.rules.told_without_grace && !lease.by_token && by_the_store
+        self.rules.reported_without_grace && !lease.by_token && by_the_store
     }
 
     /// Of an overlap, the part that is excused.
@@ -406,7 +406,7 @@ impl Case<'_> {
             self.serves(wipe, older) && overlap(self.served(wipe, older), both).is_some()
         };
         let wipe = self.wipes.iter().filter(covers).map(|wipe| wipe.why).min();
-        let why = wipe.unwrap_or(Excuse::Told);
+        let why = wipe.unwrap_or(Excuse::Reported);
         (from > both.0).then_some(Excused { why, nanos: from - both.0 })
     }
 
@@ -587,8 +587,8 @@ impl Case<'_> {
     fn behind_asides(&self, lease: &Lease, setting: &Setting) -> Vec<Span> {
         let own = |other: &&Lease| other.who == lease.who && other.name == lease.name;
         let own = self.leases.iter().filter(own);
-        let until = |other: &Lease| match other.aside {
-            Some(aside) => Some((aside, other.answered().unwrap_or(u64::MAX))),
+        let until = |other: &Lease| match other.unpolled {
+            Some(unpolled) => Some((unpolled, other.answered().unwrap_or(u64::MAX))),
             None => other.forgot.map(|forgot| (forgot, forgot + setting.ttl)),
         };
         own.filter_map(until).collect()

@@ -2,9 +2,9 @@
 //!
 //! Each holder process and each server has a lane of its own, in which one fault follows another.
 
-use crate::crew::Slot;
 use crate::random::Random;
 use crate::stage::{Backend, Harm, Log, Scene, Strike};
+use crate::workers::Slot;
 use kit::soak::history::{What, nanos, now};
 use std::fmt;
 use std::thread;
@@ -26,8 +26,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn is_inside(&self) -> bool {
-        matches!(self, Self::Process(kind, _) if Process::INSIDE.contains(kind))
+    fn is_inner(&self) -> bool {
+        matches!(self, Self::Process(kind, _) if Process::INNER.contains(kind))
     }
 }
 
@@ -64,8 +64,8 @@ pub enum Process {
     PanicInLog,
     EndRuntime,
     UnwindRuntime,
-    Crowd,
-    /// A crowd that asks during an outage.
+    Burst,
+    /// Many calls during an outage.
     Flood,
     /// Connections with subscriptions say nothing more.
     Silence,
@@ -73,13 +73,13 @@ pub enum Process {
 
 impl Process {
     /// Those that come from inside, for the time after, whatever else happens meanwhile.
-    pub const INSIDE: [Self; 6] = [
+    pub const INNER: [Self; 6] = [
         Self::BlockLog,
         Self::SlowLog,
         Self::PanicInLog,
         Self::EndRuntime,
         Self::UnwindRuntime,
-        Self::Crowd,
+        Self::Burst,
     ];
 }
 
@@ -179,7 +179,7 @@ impl Plan {
                 Process::Silence => random.millis(4000..5000),
                 // Much longer than what was asked for in it is swept.
                 Process::Flood => random.millis(7000..8000),
-                _ if Process::INSIDE.contains(&kind) => random.millis(2000..6000),
+                _ if Process::INNER.contains(&kind) => random.millis(2000..6000),
                 Process::Freeze if random.once_in(5) => random.millis(2000..6000),
                 Process::Freeze => random.millis(300..2000),
                 _ if random.once_in(3) => random.millis(30..350),
@@ -237,7 +237,7 @@ fn deal(
         }
         let (lasts, kind) = next(random, lane);
         let lasts = lasts.min(length - at);
-        free[lane] = if kind.is_inside() { at } else { at + lasts };
+        free[lane] = if kind.is_inner() { at } else { at + lasts };
         lanes[lane].push(Fault { at, lasts, kind });
     }
 }
@@ -270,14 +270,14 @@ pub fn break_process(
             .map(|(_, line)| line)
             .collect();
         let at = now();
-        if Process::INSIDE.contains(&kind) {
-            slot.tell(&format!("inside {kind:?} {}", fault.lasts.as_millis()));
+        if Process::INNER.contains(&kind) {
+            slot.send(&format!("fault {kind:?} {}", fault.lasts.as_millis()));
             let until = at + nanos(fault.lasts);
             log.write(at, What::Fault { until, on, kind: format!("{kind:?}") });
             continue;
         }
         if kind == Process::Flood {
-            slot.tell(&format!("inside {kind:?} {}", fault.lasts.as_millis()));
+            slot.send(&format!("fault {kind:?} {}", fault.lasts.as_millis()));
         }
         match kind {
             Process::Kill => slot.kill(),
@@ -302,14 +302,14 @@ pub fn break_servers(backend: &Backend, faults: &[Fault], start: Instant, log: &
         sleep_until(start + fault.at);
         let (at, names) = (now(), &backend.names);
         let strike = Strike { kind, at: which, lasts: fault.lasts, names };
-        let Harm { wiped, replaced, told } = backend.servers.strike(strike);
+        let Harm { wiped, replaced, known } = backend.servers.strike(strike);
         let until = now();
         for name in wiped {
             log.write(at, What::Wiped { until, name });
         }
         if let Some((from, until)) = replaced {
             for name in names.iter().cloned() {
-                let what = match told {
+                let what = match known {
                     true => What::Succeeded { until, name },
                     false => What::Replaced { until, name },
                 };

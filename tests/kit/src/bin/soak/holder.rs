@@ -7,12 +7,12 @@
 //!
 //! Its parent sends it commands, a line each. When the parent is gone, it ends.
 
-use crate::diary::Diary;
-use crate::flow::Flow;
-use crate::guests;
-use crate::inside::{Inside, unwind};
+use crate::caller::Caller;
+use crate::inner_faults::{InnerFaults, unwind};
 use crate::ledger::Ledger;
 use crate::random::Random;
+use crate::short_runtimes;
+use crate::worker_log::WorkerLog;
 use kit::soak::history::{What, Words, now};
 use kit::soak::leases::Kind;
 use leasehold::{ErrorKind, Lease, LeaseManager, Lock};
@@ -47,7 +47,7 @@ const SETS: u64 = 502;
 pub const SHARERS: Range<u64> = 600..610;
 /// Those of candidates, of those who run jobs, and of thieves.
 const CANDIDATES: Range<u64> = 700..704;
-const WORKERS: Range<u64> = 710..712;
+const JOB_RUNNERS: Range<u64> = 710..712;
 const THIEVES: Range<u64> = 720..723;
 /// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
 const LONG_HOLDERS: u64 = 2;
@@ -77,7 +77,7 @@ pub struct Place {
 }
 
 pub struct Process {
-    pub diary: Arc<Diary>,
+    pub log: Arc<WorkerLog>,
     pub places: Vec<Place>,
     /// The names that several share.
     pub shared: Vec<Place>,
@@ -86,7 +86,7 @@ pub struct Process {
     pub jobs: Vec<Place>,
     pub loot: Vec<Place>,
     ledger_port: u16,
-    pub inside: Arc<Inside>,
+    pub inner_faults: Arc<InnerFaults>,
     pub orders: watch::Receiver<Order>,
 }
 
@@ -110,7 +110,7 @@ impl Backend {
     }
 }
 
-/// The life of a holder process; the arguments are those that [`crate::crew`] gives.
+/// The life of a holder process; the arguments are those that [`crate::workers`] gives.
 pub fn live(arguments: &[String]) -> Result<(), String> {
     let [who, seed, file, ledger_port, backends @ ..] = arguments else {
         return Err("a holder process is started by the soak alone".to_owned());
@@ -119,11 +119,11 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let ledger_port = ledger_port.parse().map_err(|_| "the ledger's port is a number")?;
     let backends: Option<Vec<_>> = backends.iter().map(|text| Backend::read(text)).collect();
     let backends = backends.ok_or("a store is <ttl in ms> <replicas> <names> <url>")?;
-    let diary = Arc::new(Diary::open(who, file).map_err(|error| format!("{file}: {error}"))?);
-    watch_for_stalls(Arc::clone(&diary));
-    let inside = Inside::start(Random::part(seed, WHOLE_LOG).once_in(2));
-    let orders = listen(Arc::clone(&inside));
-    // In some processes the watchdogs are guests themselves.
+    let log = Arc::new(WorkerLog::open(who, file).map_err(|error| format!("{file}: {error}"))?);
+    watch_for_stalls(Arc::clone(&log));
+    let inner_faults = InnerFaults::start(Random::part(seed, WHOLE_LOG).once_in(2));
+    let orders = listen(Arc::clone(&inner_faults));
+    // In some processes the watchdogs run on a runtime of ours.
     let dedicated_thread = !Random::part(seed, DEDICATED_THREAD).once_in(3);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -132,20 +132,20 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     // Of one who waits for replicas, only one of two primaries can grant.
     let replicas = Random::part(seed, REPLICAS).once_in(3);
-    let places = settle_in(backends, dedicated_thread, replicas, who, &diary);
+    let places = settle_in(backends, dedicated_thread, replicas, who, &log);
     let places =
         if dedicated_thread { first_runtime(seed, places)? } else { runtime.block_on(places) };
     let is_lock = |place: &Place| Kind::of(&place.name) == Kind::Lock;
     let (places, others): (_, Vec<_>) = places.into_iter().partition(is_lock);
     let mut process = Process {
-        diary,
+        log,
         places,
         shared: Vec::new(),
         led: Vec::new(),
         jobs: Vec::new(),
         loot: Vec::new(),
         ledger_port,
-        inside,
+        inner_faults,
         orders,
     };
     for place in others {
@@ -180,12 +180,12 @@ async fn settle_in(
     dedicated_thread: bool,
     replicas: bool,
     who: &str,
-    diary: &Diary,
+    log: &WorkerLog,
 ) -> Vec<Place> {
     let mut places = Vec::new();
     for (store, mut backend) in backends.into_iter().enumerate() {
         let leases = connect(&backend, dedicated_thread, replicas).await;
-        introduce(&leases, who, diary).await;
+        introduce(&leases, who, log).await;
         for (kind, word) in [
             (Kind::ReadWrite, "read-write locks"),
             (Kind::Semaphore { size: 1 }, "semaphores"),
@@ -193,7 +193,7 @@ async fn settle_in(
         ] {
             if !supports(&leases, kind, who).await {
                 let text = Words(format!("left out, because the store has none: {word}"));
-                diary.write(What::Seen { count: 1, text });
+                log.write(What::Seen { count: 1, text });
                 let of_kind = |name: &String| discriminant(&Kind::of(name)) == discriminant(&kind);
                 backend.names.retain(|name| !of_kind(name));
             }
@@ -245,14 +245,14 @@ async fn supports(leases: &LeaseManager, kind: Kind, who: &str) -> bool {
 }
 
 /// Tells which tokens in the store are ours.
-async fn introduce(leases: &LeaseManager, who: &str, diary: &Diary) {
+async fn introduce(leases: &LeaseManager, who: &str, log: &WorkerLog) {
     let mut lock = leases.lock(format!("id-of-{who}"));
     loop {
         if let Ok(lease) = lock.lock().await
             && let Ok(Some(holding)) = leases.inspect(lease.name()).await
             && let Some((id, _)) = holding.holder.split_once(':')
         {
-            return diary.write(What::Manager { id: id.to_owned() });
+            return log.write(What::Manager { id: id.to_owned() });
         }
         sleep(Duration::from_millis(50)).await;
     }
@@ -267,7 +267,7 @@ fn memory() -> Option<u64> {
 
 /// Tells when this process got no time, so that a slow machine can be told from a fault of the library; and how much
 /// memory it takes.
-fn watch_for_stalls(diary: Arc<Diary>) {
+fn watch_for_stalls(log: Arc<WorkerLog>) {
     const NAP: Duration = Duration::from_millis(5);
     const WORTH_TELLING: u64 = 20_000_000;
     const LOOKS: u64 = 100_000_000;
@@ -277,12 +277,12 @@ fn watch_for_stalls(diary: Arc<Diary>) {
             thread::sleep(NAP);
             let time = now();
             if time - last > WORTH_TELLING {
-                diary.write(What::Stalled { ms: (time - last) / 1_000_000 });
+                log.write(What::Stalled { ms: (time - last) / 1_000_000 });
             }
             if time >= look {
                 look = time + LOOKS;
                 if let Some(kib) = memory() {
-                    diary.write(What::Memory { kib });
+                    log.write(What::Memory { kib });
                 }
             }
             last = now();
@@ -290,13 +290,13 @@ fn watch_for_stalls(diary: Arc<Diary>) {
     });
 }
 
-fn listen(inside: Arc<Inside>) -> watch::Receiver<Order> {
+fn listen(inner_faults: Arc<InnerFaults>) -> watch::Receiver<Order> {
     let (sender, orders) = watch::channel(Order::Work);
     thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
-            if word == "inside" {
-                inside.begin(rest);
+            if word == "fault" {
+                inner_faults.begin(rest);
                 continue;
             }
             let order = match word {
@@ -322,33 +322,33 @@ impl Process {
     async fn work(self: Arc<Self>, seed: u64) -> Result<(), String> {
         let mut tasks = JoinSet::new();
         for part in 0..TASKS {
-            tasks.spawn(self.flow(seed, part)?.live());
+            tasks.spawn(self.caller(seed, part)?.live());
         }
-        tasks.spawn(self.flow(seed, TOGETHER)?.live_together());
-        tasks.spawn(self.flow(seed, SETS)?.live_in_sets());
+        tasks.spawn(self.caller(seed, TOGETHER)?.live_together());
+        tasks.spawn(self.caller(seed, SETS)?.live_in_sets());
         for part in SHARERS {
-            tasks.spawn(self.flow(seed, part)?.live_shared());
+            tasks.spawn(self.caller(seed, part)?.live_shared());
         }
         for part in CANDIDATES {
-            let flow = self.flow(seed, part)?;
+            let caller = self.caller(seed, part)?;
             if part % 2 == 0 {
-                tasks.spawn(flow.live_campaigning());
+                tasks.spawn(caller.live_campaigning());
             } else {
-                tasks.spawn(flow.live_leading());
+                tasks.spawn(caller.live_leading());
             }
         }
         for at in 0..self.led.len() {
             tasks.spawn(Arc::clone(&self).observe(at));
         }
-        for part in WORKERS {
-            tasks.spawn(self.flow(seed, part)?.live_with_jobs());
+        for part in JOB_RUNNERS {
+            tasks.spawn(self.caller(seed, part)?.live_with_jobs());
         }
         for part in THIEVES {
-            tasks.spawn(self.flow(seed, part)?.live_stealing());
+            tasks.spawn(self.caller(seed, part)?.live_stealing());
         }
-        tasks.spawn(guests::crowd(Arc::clone(&self), Random::part(seed, TASKS)));
+        tasks.spawn(short_runtimes::burst(Arc::clone(&self), Random::part(seed, TASKS)));
         let host = Arc::clone(&self);
-        tasks.spawn_blocking(move || guests::live(&host, seed));
+        tasks.spawn_blocking(move || short_runtimes::live(&host, seed));
         self.all_end(&mut tasks).await;
         println!("rest");
         self.hold_for_counting().await;
@@ -362,9 +362,9 @@ impl Process {
         Ok(())
     }
 
-    pub fn flow(self: &Arc<Self>, seed: u64, part: u64) -> Result<Flow, String> {
-        let ledger = Ledger::connect(self.ledger_port, self.diary.who());
-        Ok(Flow {
+    pub fn caller(self: &Arc<Self>, seed: u64, part: u64) -> Result<Caller, String> {
+        let ledger = Ledger::connect(self.ledger_port, self.log.who());
+        Ok(Caller {
             process: Arc::clone(self),
             random: Random::part(seed, part),
             ledger: ledger.map_err(|error| format!("the ledger: {error}"))?,
@@ -440,6 +440,6 @@ impl Process {
     }
 
     pub fn broken(&self, text: String) {
-        self.diary.write(What::Broken { text: Words(text) });
+        self.log.write(What::Broken { text: Words(text) });
     }
 }

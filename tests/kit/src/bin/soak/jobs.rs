@@ -1,8 +1,8 @@
 //! Jobs that run on one of the processes, again and again under one key.
 
-use crate::diary::error_word;
-use crate::flow::Flow;
+use crate::caller::Caller;
 use crate::holder::{Order, Place};
+use crate::worker_log::error_word;
 use kit::soak::history::What;
 use kit::soak::leases::LONGEST_KEEP;
 use leasehold::{Lease, Once};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-impl Flow {
+impl Caller {
     /// Runs jobs whenever their keys are open.
     pub async fn live_with_jobs(mut self) {
         let process = Arc::clone(&self.process);
@@ -23,14 +23,14 @@ impl Flow {
     }
 
     async fn job(&mut self, place: &Place) {
-        let diary = Arc::clone(&self.process.diary);
+        let log = Arc::clone(&self.process.log);
         let keep = self.random.millis(300..LONGEST_KEEP.as_millis() as u64);
         let waits = self.random.once_in(3);
         let wait = if waits { self.random.millis(1..600) } else { Duration::ZERO };
         let (how_long, fails) = (self.at_times_long(6, place.ttl), self.random.once_in(5));
         // Some are dropped wherever they are then.
         let limit = if self.random.once_in(10) { wait + how_long / 2 } else { Duration::MAX };
-        let ask = diary.wanted(&place.name, "once", wait.as_millis() as u64);
+        let ask = log.wanted(&place.name, "once", wait.as_millis() as u64);
         let number = ask.number;
         let mut ask = Some(ask);
         let asked = &mut ask;
@@ -40,7 +40,7 @@ impl Flow {
             let mut belief = ask.granted(lease, false);
             self.steps(place, None, &mut belief, lease, how_long).await;
             if fails {
-                diary.write(What::Failed { ask: number });
+                log.write(What::Failed { ask: number });
             }
             // What is believed ends before the key is closed.
             drop(belief);
@@ -50,11 +50,11 @@ impl Flow {
         let why = match ran {
             Ok(Once::Ran(())) => {
                 let keep_ms = keep.as_millis() as u64;
-                return diary.write(What::Ran { ask: number, keep_ms });
+                return log.write(What::Ran { ask: number, keep_ms });
             }
             Ok(Once::Failed(())) => return,
             Ok(Once::Unconfirmed((), error)) => {
-                return diary.write(What::Unreleased { ask: number, why: error_word(&error) });
+                return log.write(What::Unreleased { ask: number, why: error_word(&error) });
             }
             Ok(Once::AlreadyDone(_)) => "before".to_owned(),
             Ok(_) => "elsewhere".to_owned(),
@@ -63,7 +63,7 @@ impl Flow {
         match ask {
             Some(ask) => ask.gave_up(&why),
             // Lost in the middle.
-            None => diary.gave_up(number, &why),
+            None => log.gave_up(number, &why),
         }
     }
 }

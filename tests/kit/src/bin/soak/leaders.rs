@@ -1,14 +1,13 @@
 //! Elections: candidates that stand by hand or again and again, and observers.
 
-use crate::diary::{Ask, Belief, error_word};
-use crate::flow::Flow;
+use crate::caller::Caller;
 use crate::holder::{Order, Place, Process};
+use crate::worker_log::{Ask, Belief, error_word};
 use kit::soak::history::What;
 use leasehold::{CancellationToken, Leader, Leadership};
 use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 /// The value of a leader that has not told its own yet.
@@ -29,12 +28,12 @@ impl Process {
                 continue;
             };
             let (term, value) = (term.unwrap_or_default(), value.unwrap_or("none".to_owned()));
-            self.diary.write(What::Observed { name: place.name.clone(), term, holder, value });
+            self.log.write(What::Observed { name: place.name.clone(), term, holder, value });
         }
     }
 }
 
-impl Flow {
+impl Caller {
     /// Stands by hand, once and once more.
     pub async fn live_campaigning(mut self) {
         let process = Arc::clone(&self.process);
@@ -49,9 +48,9 @@ impl Flow {
     /// Leads whenever it can: as one candidate for a few terms or some seconds, and then as another.
     pub async fn live_leading(self) {
         let process = Arc::clone(&self.process);
-        let flow = Arc::new(tokio::sync::Mutex::new(self));
+        let caller = Arc::new(tokio::sync::Mutex::new(self));
         while *process.orders.borrow() == Order::Work {
-            if let Err(error) = lead(&process, &flow).await {
+            if let Err(error) = lead(&process, &caller).await {
                 process.broken(format!("a candidate has given up: {error}"));
             }
         }
@@ -61,16 +60,11 @@ impl Flow {
     async fn campaign(&mut self, place: &Place) {
         let limit = self.random.millis(1..600);
         let limit_ms = limit.as_millis() as u64;
-        let ask = self.process.diary.wanted(&place.name, "campaign", limit_ms);
+        let ask = self.process.log.wanted(&place.name, "campaign", limit_ms);
         let mut candidate = place.leases.election(&place.name).candidate(NOTHING);
-        let me = match timeout(limit, candidate.campaign()).await {
-            Ok(Ok(me)) => me,
-            Ok(Err(error)) => {
-                ask.gave_up(&error_word(&error));
-                return sleep(Duration::from_millis(20)).await;
-            }
-            Err(_) => return ask.gave_up("not-granted"),
-        };
+        let led = timeout(limit, candidate.campaign()).await;
+        let led = led.map_or(Ok(None), |me| me.map(Some));
+        let Some((ask, me)) = ask.brought(led).await else { return };
         let mut belief = ask.granted(&me, false);
         self.works_as_leader(place, &me, &mut belief).await;
         let ask = belief.ask();
@@ -79,7 +73,7 @@ impl Flow {
             return drop(me);
         }
         if let Err(error) = me.resign().await {
-            self.process.diary.write(What::Unreleased { ask, why: error_word(&error) });
+            self.process.log.write(What::Unreleased { ask, why: error_word(&error) });
         }
     }
 
@@ -96,24 +90,24 @@ impl Flow {
 /// Stands again and again, until the body has had enough, or it is asked to stop, or it is dropped.
 async fn lead(
     process: &Arc<Process>,
-    flow: &Arc<tokio::sync::Mutex<Flow>>,
+    caller: &Arc<tokio::sync::Mutex<Caller>>,
 ) -> leasehold::Result<()> {
     let (at, limit, graceful, is_dropped, mut terms) = {
-        let random = &mut flow.lock().await.random;
+        let random = &mut caller.lock().await.random;
         let (at, terms) = (random.below(process.led.len()), 1 + random.below(6));
         let (limit, graceful) = (random.millis(500..6000), random.millis(0..50));
         (at, limit, graceful, random.once_in(3), terms)
     };
-    let (flow, asks) = (Arc::clone(flow), Asks::new(process, at));
+    let (caller, asks) = (Arc::clone(caller), Asks::new(process, at));
     let (place, stop) = (&process.led[at], CancellationToken::new());
     let candidate = place.leases.election(&place.name).candidate(NOTHING);
     let mut candidate = candidate.until(stop.clone()).graceful(graceful);
     let mut leading = pin!(candidate.lead(async move |me| {
-        let mut flow = flow.lock().await;
+        let mut caller = caller.lock().await;
         let mut term = asks.granted(me);
         let place = &asks.process.led[asks.at];
         if let Some(belief) = &mut term.belief {
-            flow.works_as_leader(place, me, belief).await;
+            caller.works_as_leader(place, me, belief).await;
         }
         // A body that ends after the loss counts as dropped, so it can be called once more after its last term.
         terms = terms.saturating_sub(1);
@@ -153,7 +147,7 @@ impl Asks {
     }
 
     fn ask(&self) {
-        let ask = self.process.diary.wanted(&self.process.led[self.at].name, "lead", 0);
+        let ask = self.process.log.wanted(&self.process.led[self.at].name, "lead", 0);
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(ask);
     }
 

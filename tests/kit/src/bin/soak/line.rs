@@ -2,7 +2,7 @@
 
 use crate::faults::Process;
 use kit::proxy::Silence;
-use kit::relay::{Flow, Relay, request};
+use kit::relay::{Relay, Traffic, request};
 use kit::soak::history::{nanos, now};
 use kit::{Mode, Proxy};
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ impl Line {
                 }
                 proxy.set(Mode::Pass);
             }
-            Self::ZooKeeper(relay) => relay.set(Flow::Pass),
+            Self::ZooKeeper(relay) => relay.set(Traffic::Pass),
         }
     }
 
@@ -94,28 +94,18 @@ fn break_proxy(proxy: &Proxy, kind: Process) {
         Process::LoseOneReply => proxy.drop_reply_of(1, "EVALSHA"),
         Process::LoseOneRequest => proxy.drop_request(1, "EVALSHA"),
         Process::Silence => proxy.silence_subscribers(),
-        Process::LoseOneCreation
-        | Process::LoseOneDeletion
-        | Process::LoseOneWrite
-        | Process::Kill
-        | Process::Freeze
-        | Process::BlockLog
-        | Process::SlowLog
-        | Process::PanicInLog
-        | Process::EndRuntime
-        | Process::UnwindRuntime
-        | Process::Crowd => {}
+        _ => {}
     }
 }
 
 /// It can hold and cut, and lose an answer.
 fn break_relay(relay: &Relay, kind: Process) {
     match kind {
-        Process::BlackHole => relay.set(Flow::Hold),
-        Process::Refuse => relay.set(Flow::Refuse),
+        Process::BlackHole => relay.set(Traffic::Hold),
+        Process::Refuse => relay.set(Traffic::Refuse),
         Process::Cut => {
-            relay.set(Flow::Refuse);
-            relay.set(Flow::Pass);
+            relay.set(Traffic::Refuse);
+            relay.set(Traffic::Pass);
         }
         Process::LoseOneCreation => relay.lose_reply_of(request::CREATE),
         Process::LoseOneDeletion => relay.lose_reply_of(request::DELETE),

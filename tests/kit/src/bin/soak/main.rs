@@ -16,14 +16,10 @@
 //! break their connections. Of Sentinel and Cluster they learn the servers' own addresses, so there the network is
 //! broken at the servers alone: connections are cut, clients paused, servers frozen.
 
-mod aside;
-mod crew;
-mod diary;
+mod caller;
 mod faults;
-mod flow;
-mod guests;
 mod holder;
-mod inside;
+mod inner_faults;
 mod jobs;
 mod leaders;
 mod ledger;
@@ -33,11 +29,14 @@ mod random;
 mod report;
 mod sets;
 mod shared;
+mod short_runtimes;
 mod stage;
 mod steals;
 mod together;
+mod unpolled;
+mod worker_log;
+mod workers;
 
-use crew::Crew;
 use faults::Plan;
 use kit::Server;
 use kit::soak::history::{Event, What, Words, now};
@@ -53,6 +52,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use workers::Workers;
 
 const USAGE: &str = "\
 Breaks leasehold's servers, connections and processes at random, and judges what the holders believed.
@@ -204,19 +204,19 @@ fn play(
             log.write(now(), What::Name { name: name.clone(), server, ttl_ms });
         }
     }
-    let crew = Crew::start(PROCESSES, seed, dir, &backends, &ledger)?;
+    let workers = Workers::start(PROCESSES, seed, dir, &backends, &ledger)?;
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for backend in &backends {
             scope.spawn(|| stage::watch(backend, &log, &stop));
         }
-        let played = faults(plan, length, &crew, &backends, &log)
-            .and_then(|()| settle(&crew, &backends, &log));
+        let played = faults(plan, length, &workers, &backends, &log)
+            .and_then(|()| settle(&workers, &backends, &log));
         stop.store(true, Ordering::Relaxed);
         played
     })?;
     let sum = |count: fn(&Line) -> u64| {
-        crew.slots.iter().flat_map(|slot| &slot.lines).map(count).sum::<u64>()
+        workers.slots.iter().flat_map(|slot| &slot.lines).map(count).sum::<u64>()
     };
     for (text, count) in [
         ("requests sent twice", sum(Line::requests_sent_twice)),
@@ -226,7 +226,7 @@ fn play(
         log.write(now(), What::Seen { count, text: Words(text.to_owned()) });
     }
     // Each slot has the lines of all servers, in their order.
-    for slot in &crew.slots {
+    for slot in &workers.slots {
         let mut lines = slot.lines.iter();
         for backend in &backends {
             for (from, until) in
@@ -251,7 +251,7 @@ fn play(
 fn faults(
     plan: &Plan,
     length: Duration,
-    crew: &Crew,
+    workers: &Workers,
     backends: &[Backend],
     log: &Log,
 ) -> Result<(), String> {
@@ -260,7 +260,7 @@ fn faults(
         for (backend, faults) in backends.iter().zip(&plan.servers) {
             scope.spawn(move || faults::break_servers(backend, faults, start, log));
         }
-        let lanes: Vec<_> = crew
+        let lanes: Vec<_> = workers
             .slots
             .iter()
             .zip(&plan.processes)
@@ -277,10 +277,10 @@ fn faults(
 }
 
 /// Brings all to rest, and looks at what is left; then at hold counts.
-fn settle(crew: &Crew, backends: &[Backend], log: &Log) -> Result<(), String> {
+fn settle(workers: &Workers, backends: &[Backend], log: &Log) -> Result<(), String> {
     let broken = |text: String| log.write(now(), What::Broken { text: Words(text) });
     let same = |word: &str| vec![word.to_owned(); PROCESSES];
-    if let Err(error) = crew.order(&same("rest"), REST) {
+    if let Err(error) = workers.order(&same("rest"), REST) {
         broken(error);
         return Ok(());
     }
@@ -288,7 +288,7 @@ fn settle(crew: &Crew, backends: &[Backend], log: &Log) -> Result<(), String> {
     thread::sleep(longest.max(LONGEST_KEEP) + Duration::from_millis(500));
     look_for_leftovers(backends, log)?;
     for attempt in 1.. {
-        let kept = count_holds(crew, backends, log)?;
+        let kept = count_holds(workers, backends, log)?;
         if kept {
             break;
         }
@@ -298,7 +298,7 @@ fn settle(crew: &Crew, backends: &[Backend], log: &Log) -> Result<(), String> {
         }
     }
     look_for_leftovers(backends, log)?;
-    if let Err(error) = crew.order(&same("exit"), ANSWER) {
+    if let Err(error) = workers.order(&same("exit"), ANSWER) {
         broken(error);
     }
     Ok(())
@@ -314,7 +314,7 @@ fn look_for_leftovers(backends: &[Backend], log: &Log) -> Result<(), String> {
 }
 
 /// Holds every name at a known count, and compares the store's; whether no lease was lost meanwhile.
-fn count_holds(crew: &Crew, backends: &[Backend], log: &Log) -> Result<bool, String> {
+fn count_holds(workers: &Workers, backends: &[Backend], log: &Log) -> Result<bool, String> {
     let places: Vec<(&Backend, &String)> = backends
         .iter()
         .flat_map(|backend| backend.names.iter().map(move |name| (backend, name)))
@@ -329,7 +329,7 @@ fn count_holds(crew: &Crew, backends: &[Backend], log: &Log) -> Result<bool, Str
     let same = |word: &str| vec![word.to_owned(); PROCESSES];
     for (orders, less) in [(orders, 0), (same("lower"), 1), (same("release"), 3)] {
         let mut counted = Vec::new();
-        kept &= crew.order(&orders, ANSWER)?;
+        kept &= workers.order(&orders, ANSWER)?;
         // Releases by drop, or records of counts, are under way. A hold that is in no history must not last for a second.
         thread::sleep(Duration::from_millis(if less == 3 { 500 } else { 150 }));
         for (at, (backend, name)) in places.iter().enumerate() {

@@ -109,13 +109,13 @@ impl Picture<'_> {
             rows.pop();
         }
         rows.sort_by_key(|from| {
-            let inside = |at: u64| (*from..from + ROW).contains(&at);
+            let inner_faults = |at: u64| (*from..from + ROW).contains(&at);
             let lost = self
                 .verdict
                 .leases
                 .iter()
-                .filter(|lease| lease.fired.as_ref().is_some_and(|(at, _)| inside(*at)));
-            let found = self.verdict.findings.iter().filter(|finding| inside(finding.at));
+                .filter(|lease| lease.fired.as_ref().is_some_and(|(at, _)| inner_faults(*at)));
+            let found = self.verdict.findings.iter().filter(|finding| inner_faults(finding.at));
             std::cmp::Reverse(lost.count() + 1000 * found.count())
         });
         rows.truncate(ROWS);
@@ -259,9 +259,9 @@ impl Picture<'_> {
         for at in wipes.into_iter().filter(|at| (from..until).contains(at)) {
             self.line(self.x(from, at), y - 2.0, y + height + 2.0);
         }
-        for (ended, told) in losses {
-            self.rect(ended, y + 1.0, (told - ended).max(0.0), 2.0, LOSS, "");
-            self.mark(told, y - 1.0);
+        for (ended, reported) in losses {
+            self.rect(ended, y + 1.0, (reported - ended).max(0.0), 2.0, LOSS, "");
+            self.mark(reported, y - 1.0);
         }
     }
 

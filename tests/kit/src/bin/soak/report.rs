@@ -71,7 +71,7 @@ pub fn print(history: &[Event], verdict: &Verdict) {
         (Excuse::Wiped, "of names whose key was taken away"),
         (Excuse::Stolen, "of names that were stolen"),
         (Excuse::Replaced, "with leases that were granted while a primary was replaced"),
-        (Excuse::Told, "with leases whose loss was told before, without a grace"),
+        (Excuse::Reported, "with leases whose loss was told before, without a grace"),
     ] {
         let excused = verdict.excused.iter().filter(|excused| excused.why == why);
         let spans: Vec<u64> = excused.map(|excused| excused.nanos).collect();
@@ -92,7 +92,7 @@ pub fn print(history: &[Event], verdict: &Verdict) {
     left_out.iter().for_each(|what| println!("left out    {what}"));
     println!("stalls      {} of more than 20 ms, frozen processes included", stalls.count());
     println!();
-    for (what, count) in &verdict.met {
+    for (what, count) in &verdict.coverage {
         println!("{what:<40} {count:>8}");
     }
     println!();

@@ -1,10 +1,10 @@
 //! Sets of names that one flow of control takes all or none, in no common order.
 
-use crate::diary::{Ask, Belief, error_word};
-use crate::flow::Flow;
+use crate::caller::Caller;
 use crate::holder::{Order, Place};
+use crate::worker_log::{Ask, Belief, error_word};
 use kit::soak::history::{What, nanos, now};
-use leasehold::{LeaseState, MultiLease};
+use leasehold::MultiLease;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -12,7 +12,7 @@ use tokio::time::sleep;
 /// How long a set is waited for.
 const LIMIT: Duration = Duration::from_secs(2);
 
-impl Flow {
+impl Caller {
     /// Takes two or three names of one store again and again.
     pub async fn live_in_sets(mut self) {
         let process = Arc::clone(&self.process);
@@ -49,22 +49,18 @@ impl Flow {
         let limit_ms = LIMIT.as_millis() as u64;
         // In the order of the leases.
         let asks: Vec<Ask> =
-            lock.names().map(|name| self.process.diary.wanted(name, "set", limit_ms)).collect();
-        match lock.lock_timeout(LIMIT).await {
+            lock.names().map(|name| self.process.log.wanted(name, "set", limit_ms)).collect();
+        let why = match lock.lock_timeout(LIMIT).await {
             Ok(Some(lease)) => {
                 let each = asks.into_iter().zip(lease.leases());
                 let beliefs = each.map(|(ask, lease)| ask.granted(lease, false)).collect();
-                Some((beliefs, lease))
+                return Some((beliefs, lease));
             }
-            Ok(None) => {
-                asks.into_iter().for_each(|ask| ask.gave_up("not-granted"));
-                None
-            }
-            Err(error) => {
-                asks.into_iter().for_each(|ask| ask.gave_up(&error_word(&error)));
-                None
-            }
-        }
+            Ok(None) => "not-granted".to_owned(),
+            Err(error) => error_word(&error),
+        };
+        asks.into_iter().for_each(|ask| ask.gave_up(&why));
+        None
     }
 
     /// Looks at all of them until the time is over or one is lost, and releases them.
@@ -73,14 +69,7 @@ impl Flow {
         let mut lost = false;
         while !lost {
             for (belief, lease) in beliefs.iter_mut().zip(lease.leases()) {
-                let before = now();
-                match lease.check() {
-                    Ok(()) => belief.checked(before, lease.state() == LeaseState::AtRisk),
-                    Err(error) => {
-                        belief.fired(error.loss());
-                        lost = true;
-                    }
-                }
+                lost |= !belief.check(lease);
             }
             if lost && (lease.check().is_ok() || !lease.cancellation_token().is_cancelled()) {
                 self.process.broken("a set lost a name, and did not tell".to_owned());
@@ -97,7 +86,7 @@ impl Flow {
         }
         if let Err(error) = lease.unlock().await {
             for ask in asks {
-                self.process.diary.write(What::Unreleased { ask, why: error_word(&error) });
+                self.process.log.write(What::Unreleased { ask, why: error_word(&error) });
             }
         }
     }

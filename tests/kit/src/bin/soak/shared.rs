@@ -1,20 +1,18 @@
 //! Names that several share: read-write locks and semaphores.
 //!
 //! The place for another kind is here: a name that says it (`kit::soak::leases::Kind`), a turn of its own, and a rule of the
-//! oracle. A lock with an order between processes would be one more way to take the names of [`crate::flow`], and its
+//! oracle. A lock with an order between processes would be one more way to take the names of [`crate::caller`], and its
 //! order a rule beside that of fencing tokens.
 
-use crate::diary::{Ask, Belief};
-use crate::flow::{Flow, yields};
+use crate::caller::{Access, Caller, Way, trust_token};
 use crate::holder::{Order, Place};
-use kit::soak::history::{What, nanos, now};
+use crate::worker_log::{Ask, Belief};
 use kit::soak::leases::Kind;
-use leasehold::{Lease, LeaseState, Permit, ReadLease, Result, RwLock, Upgraded, WriteLease};
+use leasehold::{Lease, Permit, ReadLease, Result, RwLock, Upgraded, WriteLease};
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 /// A lease of such a name.
 enum Side {
@@ -51,14 +49,7 @@ struct Held {
     side: Side,
 }
 
-/// A way to take a name, with its limit.
-#[derive(Clone, Copy)]
-struct Way {
-    how: &'static str,
-    limit: Duration,
-}
-
-impl Flow {
+impl Caller {
     /// Reads, writes and takes permits, again and again.
     pub async fn live_shared(mut self) {
         let process = Arc::clone(&self.process);
@@ -91,32 +82,6 @@ impl Flow {
             _ => "dropped",
         };
         Way { how, limit }
-    }
-
-    fn ask(&self, place: &Place, way: Way) -> Ask {
-        let limited = ["timeout", "dropped"].contains(&way.how);
-        let limit = if limited { way.limit.as_millis() as u64 } else { 0 };
-        self.process.diary.wanted(&place.name, way.how, limit)
-    }
-
-    /// Awaits a call without a limit of its own, or drops it somewhere in the middle.
-    async fn takes<T>(
-        &mut self,
-        way: Way,
-        call: impl Future<Output = Result<T>>,
-    ) -> Result<Option<T>> {
-        if way.how != "dropped" {
-            return call.await.map(Some);
-        }
-        if self.random.once_in(2) {
-            let polls = self.random.below(4);
-            return tokio::select! {
-                biased;
-                taken = call => taken.map(Some),
-                () = yields(polls) => Ok(None),
-            };
-        }
-        timeout(way.limit, call).await.map_or(Ok(None), |taken| taken.map(Some))
     }
 
     /// Tells what came of a call, and believes in what it gave.
@@ -180,55 +145,21 @@ impl Flow {
         self.gives_back(place, held).await;
     }
 
-    /// Works under the lease, a check before each step: a writer reads the resource and writes it in the next step, a
-    /// reader reads it.
     async fn works(&mut self, place: &Place, held: &mut Held, by_token: bool) {
         let how_long = self.how_long(place.ttl);
         let Held { belief, side } = held;
         if by_token {
-            let token = side.cancellation_token();
-            if timeout(how_long, token.cancelled()).await.is_ok() {
-                belief.fired(side.check().err().and_then(|error| error.loss()));
-            }
+            return trust_token(belief, side, how_long).await;
+        }
+        if belief.is_over() {
             return;
         }
-        let until = now() + nanos(how_long);
-        let mut read = None;
-        while !belief.is_over() {
-            let before = now();
-            if let Err(error) = side.check() {
-                belief.fired(error.loss());
-                return self.stays_lost(side).await;
-            }
-            belief.checked(before, side.state() == LeaseState::AtRisk);
-            let fence = side.fence().unwrap_or_default();
-            let answer = match (&*side, read.take()) {
-                (Side::Permit(_), _) => Ok(Ok(())),
-                (Side::Write(_), Some(value)) => {
-                    let written = self.ledger.write(&place.name, fence, value + 1);
-                    written.map(|answer| answer.map(|_| ()))
-                }
-                (side, _) => {
-                    let answer = match side {
-                        Side::Read(_) => self.ledger.read_shared(&place.name, fence),
-                        _ => self.ledger.read(&place.name, fence),
-                    };
-                    answer.map(|answer| answer.map(|value| read = Some(value)))
-                }
-            };
-            match answer {
-                Ok(Ok(())) => {}
-                Ok(Err(_refused)) => {
-                    let name = place.name.clone();
-                    return self.process.diary.write(What::Refused { name, fence });
-                }
-                Err(error) => self.process.broken(format!("the ledger does not answer: {error}")),
-            }
-            if before >= until {
-                return;
-            }
-            sleep(self.random.millis(1..7)).await;
-        }
+        let access = match side {
+            Side::Permit(_) => Access::None,
+            Side::Read(_) => Access::Read,
+            Side::Write(_) => Access::Write,
+        };
+        self.work(place, None, belief, side, access, how_long).await;
     }
 
     /// Enters again to read, as whoever has the name may.
@@ -265,7 +196,7 @@ impl Flow {
             return None;
         }
         drop(belief);
-        let wanted = |how| self.process.diary.wanted(&place.name, how, 0);
+        let wanted = |how| self.process.log.wanted(&place.name, how, 0);
         match side {
             Side::Write(lease) => {
                 let ask = wanted("downgrade").in_mode("read", 0);
@@ -291,6 +222,6 @@ impl Flow {
 
     async fn gives_back(&mut self, place: &Place, held: Held) {
         let Held { belief, side } = held;
-        self.end(place, crate::flow::Held { belief, lease: side.into_lease() }).await;
+        self.end(place, crate::caller::Held { belief, lease: side.into_lease() }).await;
     }
 }

@@ -1,14 +1,14 @@
 //! Locks that are stolen from their holders.
 
-use crate::diary::Ask;
-use crate::flow::{Flow, Held};
+use crate::caller::{Caller, Held};
 use crate::holder::{Order, Place};
+use crate::worker_log::Ask;
 use kit::soak::history::What;
 use leasehold::{Lease, Lock, Result};
 use std::sync::Arc;
 use tokio::time::{sleep, timeout};
 
-impl Flow {
+impl Caller {
     /// Takes names of others, and has them taken.
     pub async fn live_stealing(mut self) {
         let process = Arc::clone(&self.process);
@@ -31,16 +31,16 @@ impl Flow {
     async fn waits_for(&mut self, place: &Place, lock: &mut Lock) {
         let limit = self.random.millis(1..600);
         let limit_ms = limit.as_millis() as u64;
-        let ask = self.process.diary.wanted(&place.name, "timeout", limit_ms);
+        let ask = self.process.log.wanted(&place.name, "timeout", limit_ms);
         let taken = lock.lock_timeout(limit).await;
         self.has(place, lock, ask, taken).await;
     }
 
     async fn steal(&mut self, place: &Place, lock: &mut Lock) {
-        let diary = Arc::clone(&self.process.diary);
-        let ask = diary.wanted(&place.name, "steal", 0);
+        let log = Arc::clone(&self.process.log);
+        let ask = log.wanted(&place.name, "steal", 0);
         let number = ask.number;
-        diary.write(What::Stealing { ask: number, name: place.name.clone() });
+        log.write(What::Stealing { ask: number, name: place.name.clone() });
         let (limit, patience) = (self.random.millis(0..5), self.random.millis(1..100));
         let taken = match self.random.below(8) {
             // Somewhere in the middle.
@@ -52,7 +52,7 @@ impl Flow {
             _ => lock.steal("soak").await,
         };
         if taken.is_ok() {
-            diary.write(What::Stolen { ask: number });
+            log.write(What::Stolen { ask: number });
         }
         self.has(place, lock, ask, taken).await;
     }

@@ -1,11 +1,10 @@
 //! Leases of one slot that one flow of control holds together, for longer than the time to live: they are renewed in
 //! one call.
 
-use crate::flow::{Flow, Held};
+use crate::caller::{Caller, Held};
 use crate::holder::{Order, Place};
 use crate::stage::is_tied;
 use kit::soak::history::{nanos, now};
-use leasehold::LeaseState;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -13,7 +12,7 @@ use tokio::time::sleep;
 /// How long each of two names is waited for.
 const LIMIT: Duration = Duration::from_secs(2);
 
-impl Flow {
+impl Caller {
     /// Takes two names of one slot again and again, if there are any.
     pub async fn live_together(mut self) {
         let process = Arc::clone(&self.process);
@@ -44,31 +43,18 @@ impl Flow {
     async fn take(&mut self, place: &Place) -> Option<Held> {
         let mut lock = place.leases.lock(&place.name);
         let limit_ms = LIMIT.as_millis() as u64;
-        let ask = self.process.diary.wanted(&place.name, "timeout", limit_ms);
-        match lock.lock_timeout(LIMIT).await {
-            Ok(Some(lease)) => Some(Held { belief: ask.granted(&lease, false), lease }),
-            Ok(None) => {
-                ask.gave_up("not-granted");
-                None
-            }
-            Err(error) => {
-                ask.gave_up(&crate::diary::error_word(&error));
-                None
-            }
-        }
+        let ask = self.process.log.wanted(&place.name, "timeout", limit_ms);
+        let taken = lock.lock_timeout(LIMIT).await;
+        let (ask, lease) = ask.brought(taken).await?;
+        Some(Held { belief: ask.granted(&lease, false), lease })
     }
 
     /// Looks at all of them until the time is over or one is lost.
     async fn keep(&mut self, held: &mut [(&Place, Held)], how_long: Duration) {
         let until = now() + nanos(how_long);
-        while now() < until {
-            for (_, Held { belief, lease }) in held.iter_mut() {
-                let before = now();
-                if let Err(error) = lease.check() {
-                    return belief.fired(error.loss());
-                }
-                belief.checked(before, lease.state() == LeaseState::AtRisk);
-            }
+        while now() < until
+            && held.iter_mut().all(|(_, Held { belief, lease })| belief.check(lease))
+        {
             let pause = self.random.millis(5..30);
             sleep(pause).await;
         }

@@ -82,7 +82,7 @@ impl Case<'_> {
                 })
                 .collect();
             has.sort_unstable();
-            let waiting = own.iter().filter(|lease| lease.waits() && lease.aside.is_none());
+            let waiting = own.iter().filter(|lease| lease.waits() && lease.unpolled.is_none());
             for lease in waiting {
                 let mut from = lease.asked;
                 let until = lease.answered().unwrap_or(from);

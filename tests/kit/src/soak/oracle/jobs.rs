@@ -66,7 +66,7 @@ impl Case<'_> {
         let crashed = self.faults_on(&server).any(|(kind, fault)| {
             kind.starts_with("Crash") && overlap((fault.0, fault.1 + 1), span).is_some()
         });
-        (self.rules.told_without_grace && crashed).then_some(Excuse::Replaced)
+        (self.rules.reported_without_grace && crashed).then_some(Excuse::Replaced)
     }
 
     /// Whether the key may have been closed by this run somewhere in a span.

@@ -7,11 +7,11 @@ pub struct Rules {
     /// Whether a writer that becomes a reader keeps its token, and shares it.
     pub kept_by_downgrade: bool,
     /// Whether a lease is handed on in memory, and it can be seen by its fencing token.
-    pub handed_on: bool,
+    pub handed_off: bool,
     /// Whether a loss that the store tells, and not the clock, comes without a wipe: then without a grace, too.
-    pub told_without_grace: bool,
+    pub reported_without_grace: bool,
     /// Whether the old holder is told by which means it has lost a name that was stolen.
-    pub thefts_are_told: bool,
+    pub thefts_are_reported: bool,
     pub sent_twice: bool,
     pub behind_proxies: bool,
     /// Whether no lease expires but for a fault.
@@ -33,9 +33,9 @@ pub const LONG_RUN: u64 = 300;
 const REDIS: Rules = Rules {
     fenced: true,
     kept_by_downgrade: false,
-    handed_on: true,
-    told_without_grace: false,
-    thefts_are_told: true,
+    handed_off: true,
+    reported_without_grace: false,
+    thefts_are_reported: true,
     sent_twice: true,
     behind_proxies: true,
     keeps_leases: false,
@@ -59,9 +59,9 @@ impl Rules {
         match store {
             "quorum" => Self {
                 fenced: false,
-                handed_on: false,
+                handed_off: false,
                 // The node that forgot was one of the two that had it: the rest is given back at once.
-                told_without_grace: true,
+                reported_without_grace: true,
                 // A node that was restarted counts again when it is as old as the time to live, in whole seconds.
                 recovery: 3 * SECOND,
                 must_strike: &[
@@ -101,9 +101,9 @@ impl Rules {
             // The members find a leader, and the clients a member.
             "zookeeper" => Self {
                 // A grant has one token, so with tokens nothing is handed on.
-                handed_on: false,
+                handed_off: false,
                 kept_by_downgrade: true,
-                thefts_are_told: false,
+                thefts_are_reported: false,
                 sent_twice: false,
                 recovery: 3 * SECOND,
                 must_strike: &[

@@ -11,9 +11,9 @@ impl Case<'_> {
     /// order.
     pub(super) fn comes_too_late(&self, before: &Lease, lease: &Lease) -> bool {
         let both_read = (before.mode, lease.mode) == (Mode::Read, Mode::Read);
-        let kept =
+        let keys =
             self.rules.kept_by_downgrade && (before.mode, lease.mode) == (Mode::Write, Mode::Read);
-        let same = before.fence == lease.fence && !kept;
+        let same = before.fence == lease.fence && !keys;
         !both_read && (before.fence > lease.fence || same)
     }
 
@@ -96,7 +96,8 @@ impl Case<'_> {
     /// Returns whether the name was taken away, or may have been, after this lease was granted.
     fn may_be_hit(&self, lease: &Lease) -> bool {
         let later = |wipe: &Wipe| lease.granted.is_none_or(|granted| granted < wipe.span.1);
-        self.was_told(lease) || self.wipes.iter().any(|wipe| wipe.name == lease.name && later(wipe))
+        self.was_reported(lease)
+            || self.wipes.iter().any(|wipe| wipe.name == lease.name && later(wipe))
     }
 
     /// Returns why holders of a name may not be the only ones at a moment.
@@ -104,7 +105,7 @@ impl Case<'_> {
         let ttl = self.setting(name).ttl;
         let wipes = self.wipes.iter().filter(|wipe| wipe.name == name);
         let near = wipes.filter(|wipe| overlap((wipe.span.0, wipe.span.1 + ttl), now).is_some());
-        near.map(|wipe| wipe.why).min().unwrap_or(Excuse::Told)
+        near.map(|wipe| wipe.why).min().unwrap_or(Excuse::Reported)
     }
 }
 

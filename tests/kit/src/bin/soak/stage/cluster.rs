@@ -2,7 +2,7 @@
 //!
 //! A replica takes over only when it is asked to, and after its primary has told it everything. So nothing that is done here may cost exclusion.
 
-use super::one::{Look, counts_on, left_on, strike_server};
+use super::one::{Look, counts_on, left_on_all, strike_server};
 use super::{Harm, Key, Servers, Strike, is_tied};
 use crate::faults::ServerKind;
 use crate::line::Line;
@@ -60,9 +60,7 @@ impl Slots {
         thread::sleep(lasts / 2);
         cluster.end_move_between(slot, from, to);
     }
-}
 
-impl Slots {
     /// The slot of several names goes to another primary, with half of the names moved and the others not for a while.
     fn half_move_slot(&self, names: &[String], to: usize, lasts: Duration) {
         let together: Vec<_> = names.iter().filter(|name| is_tied(name)).collect();
@@ -91,22 +89,16 @@ impl Servers for Slots {
 
     fn strike(&self, fault: Strike<'_>) -> Harm {
         let Strike { kind, at, lasts, names } = fault;
-        let nodes = &self.cluster.nodes;
+        let node = |primary| &self.cluster.nodes[self.node(primary, at)];
         match kind {
-            ServerKind::Failover => self.fail_over(&nodes[self.node(false, at)]),
+            ServerKind::Failover => self.fail_over(node(false)),
             ServerKind::HalfMoveSlot => self.half_move_slot(names, at, lasts),
             ServerKind::MoveSlot => self.move_slot(&names[at], lasts.as_millis() as usize, lasts),
-            ServerKind::CrashPrimary | ServerKind::FreezePrimary => {
-                let crash = kind == ServerKind::CrashPrimary;
-                let kind = if crash { ServerKind::Crash } else { ServerKind::Freeze };
-                strike_server(&nodes[self.node(true, at)], kind, lasts);
-            }
-            ServerKind::CrashReplica | ServerKind::FreezeReplica => {
-                let crash = kind == ServerKind::CrashReplica;
-                let kind = if crash { ServerKind::Crash } else { ServerKind::Freeze };
-                strike_server(&nodes[self.node(false, at)], kind, lasts);
-            }
-            _ => strike_server(&nodes[self.node(true, at)], kind, lasts),
+            ServerKind::CrashPrimary => strike_server(node(true), ServerKind::Crash, lasts),
+            ServerKind::FreezePrimary => strike_server(node(true), ServerKind::Freeze, lasts),
+            ServerKind::CrashReplica => strike_server(node(false), ServerKind::Crash, lasts),
+            ServerKind::FreezeReplica => strike_server(node(false), ServerKind::Freeze, lasts),
+            _ => strike_server(node(true), kind, lasts),
         }
         self.cluster.settled();
         Harm::default()
@@ -132,11 +124,7 @@ impl Servers for Slots {
     }
 
     fn left_over(&self) -> Result<Vec<String>, String> {
-        let mut left = Vec::new();
-        for (at, node) in self.cluster.nodes.iter().enumerate() {
-            left.extend(left_on(node, &format!("node {at}"))?);
-        }
-        Ok(left)
+        left_on_all(&self.cluster.nodes)
     }
 
     fn counts(&self, name: &str) -> Vec<u64> {

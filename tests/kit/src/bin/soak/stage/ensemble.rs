@@ -13,37 +13,37 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 use zookeeper_client::Error;
 
-pub const MEMBERS: usize = 3;
+pub const PEERS: usize = 3;
 
 pub struct Ensemble {
-    members: ZooKeeper,
+    peers: ZooKeeper,
 }
 
 impl Ensemble {
     pub fn three() -> Vec<Box<dyn Servers>> {
-        vec![Box::new(Self { members: ZooKeeper::ensemble() })]
+        vec![Box::new(Self { peers: ZooKeeper::ensemble() })]
     }
 
     fn leader(&self) -> usize {
         let mut leader = None;
-        let leads = |member: &usize| self.members.mode(*member).as_deref() == Some("leader");
+        let leads = |peer: &usize| self.peers.mode(*peer).as_deref() == Some("leader");
         until("a leader", || {
-            leader = (0..MEMBERS).find(leads);
+            leader = (0..PEERS).find(leads);
             leader.is_some()
         });
         leader.unwrap_or_default()
     }
 
-    fn crash(&self, members: &[usize], lasts: Duration) {
-        members.iter().for_each(|member| self.members.kill(*member));
+    fn crash(&self, peers: &[usize], lasts: Duration) {
+        peers.iter().for_each(|peer| self.peers.kill(*peer));
         thread::sleep(lasts);
-        members.iter().for_each(|member| self.members.launch(*member));
+        peers.iter().for_each(|peer| self.peers.launch(*peer));
     }
 
-    fn freeze(&self, members: &[usize], lasts: Duration) {
-        members.iter().for_each(|member| self.members.freeze(*member));
+    fn freeze(&self, peers: &[usize], lasts: Duration) {
+        peers.iter().for_each(|peer| self.peers.freeze(*peer));
         thread::sleep(lasts);
-        members.iter().for_each(|member| self.members.thaw(*member));
+        peers.iter().for_each(|peer| self.peers.thaw(*peer));
     }
 
     /// Looks once at any of them, with a session of its own.
@@ -51,13 +51,13 @@ impl Ensemble {
         &self,
         look: impl FnOnce(Look) -> F,
     ) -> Result<T, String> {
-        once_at(&self.members.hosts(), look)
+        once_at(&self.peers.hosts(), look)
     }
 }
 
 impl Servers for Ensemble {
     fn lines(&self) -> Vec<Line> {
-        (0..MEMBERS).map(|member| Line::to_zookeeper(self.members.port(member))).collect()
+        (0..PEERS).map(|peer| Line::to_zookeeper(self.peers.port(peer))).collect()
     }
 
     fn url(&self, ports: &[u16]) -> String {
@@ -68,8 +68,8 @@ impl Servers for Ensemble {
     fn strike(&self, fault: Strike<'_>) -> Harm {
         let Strike { kind, at, lasts, names } = fault;
         let leader = self.leader();
-        let follower = (leader + 1 + at % (MEMBERS - 1)) % MEMBERS;
-        let majority: Vec<usize> = (0..MEMBERS).filter(|member| *member != at).collect();
+        let follower = (leader + 1 + at % (PEERS - 1)) % PEERS;
+        let majority: Vec<usize> = (0..PEERS).filter(|peer| *peer != at).collect();
         let mut harm = Harm::default();
         match kind {
             ServerKind::CrashPrimary => self.crash(&[leader], lasts),
@@ -97,7 +97,7 @@ impl Servers for Ensemble {
             }
             _ => eprintln!("{kind:?} is no fault of an ensemble"),
         }
-        if !self.members.wait_for(&[0, 1, 2]) {
+        if !self.peers.wait_for(&[0, 1, 2]) {
             eprintln!("a member has ended: {kind:?}");
         }
         harm
@@ -107,7 +107,7 @@ impl Servers for Ensemble {
         /// To connect, and to look.
         const PATIENCE: Duration = Duration::from_secs(1);
         let runtime = runtime();
-        let hosts = self.members.hosts();
+        let hosts = self.peers.hosts();
         let mut client = None;
         Box::new(move || {
             let runtime = runtime.as_ref().map_err(|error| io::Error::other(error.to_string()))?;
@@ -134,14 +134,14 @@ impl Servers for Ensemble {
     fn left_over(&self) -> Result<Vec<String>, String> {
         // Each by itself: the tree of one server may differ from that of the others.
         let mut left = Vec::new();
-        for member in 0..MEMBERS {
-            let host = format!("127.0.0.1:{}", self.members.port(member));
+        for peer in 0..PEERS {
+            let host = format!("127.0.0.1:{}", self.peers.port(peer));
             left.extend(once_at(&host, async |look| {
                 look.0.sync("/").await?;
                 let mut left = Vec::new();
                 for name in children(&look.0, "/leasehold/locks").await? {
                     for node in children(&look.0, &format!("/leasehold/locks/{name}")).await? {
-                        left.push(format!("the node {node} of {name}, on member {member}"));
+                        left.push(format!("the node {node} of {name}, on member {peer}"));
                     }
                 }
                 Ok(left)

@@ -79,7 +79,7 @@ pub struct Harm {
     /// Another primary took over from when to when; what it had not been told is gone.
     pub replaced: Option<(u64, u64)>,
     /// Whether all that are awake know of it by then.
-    pub told: bool,
+    pub known: bool,
 }
 
 /// A key as a server has it.

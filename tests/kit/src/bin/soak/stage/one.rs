@@ -42,7 +42,7 @@ impl Servers for One {
         let Strike { kind, at, lasts, names } = fault;
         match kind {
             ServerKind::Delete => {
-                tell(&self.server, &["DEL", &names[at], &format!("{{{}}}:timeout", names[at])]);
+                send(&self.server, &["DEL", &names[at], &format!("{{{}}}:timeout", names[at])]);
             }
             _ => strike_server(&self.server, kind, lasts),
         }
@@ -70,9 +70,9 @@ impl Servers for One {
 }
 
 /// One command; an error is of no interest to those who break things, but whoever looks on may want to know.
-pub fn tell(server: &Server, words: &[&str]) {
-    let told = Resp::try_connect(server.port()).and_then(|mut server| server.try_command(words));
-    if let Err(error) = told {
+pub fn send(server: &Server, words: &[&str]) {
+    let sent = Resp::try_connect(server.port()).and_then(|mut server| server.try_command(words));
+    if let Err(error) = sent {
         eprintln!("{words:?}: {error}");
     }
 }
@@ -80,30 +80,30 @@ pub fn tell(server: &Server, words: &[&str]) {
 /// Breaks one server for a while, with all its faults that are of one server.
 pub fn strike_server(server: &Server, kind: ServerKind, lasts: Duration) {
     let millis = lasts.as_millis().to_string();
-    let tell = |words: &[&str]| tell(server, words);
+    let send = |words: &[&str]| send(server, words);
     match kind {
         ServerKind::Crash => server.kill(),
         ServerKind::Freeze => server.pause(),
-        ServerKind::KillClients => return tell(&["CLIENT", "KILL", "TYPE", "normal"]),
-        ServerKind::KillSubscribers => return tell(&["CLIENT", "KILL", "TYPE", "pubsub"]),
-        ServerKind::FlushScripts => return tell(&["SCRIPT", "FLUSH"]),
-        ServerKind::FlushAll => return tell(&["FLUSHALL"]),
-        ServerKind::Sleep => return tell(&["DEBUG", "SLEEP", &lasts.as_secs_f64().to_string()]),
-        ServerKind::PauseClients => tell(&["CLIENT", "PAUSE", &millis]),
-        ServerKind::OutOfMemory => tell(&["CONFIG", "SET", "maxmemory", "1"]),
-        ServerKind::Denied => tell(&["ACL", "SETUSER", "default", "-hset", "-pexpire"]),
-        ServerKind::TooFewReplicas => tell(&["CONFIG", "SET", "min-replicas-to-write", "1"]),
-        ServerKind::ReadOnly => tell(&["REPLICAOF", "127.0.0.1", "1"]),
+        ServerKind::KillClients => return send(&["CLIENT", "KILL", "TYPE", "normal"]),
+        ServerKind::KillSubscribers => return send(&["CLIENT", "KILL", "TYPE", "pubsub"]),
+        ServerKind::FlushScripts => return send(&["SCRIPT", "FLUSH"]),
+        ServerKind::FlushAll => return send(&["FLUSHALL"]),
+        ServerKind::Sleep => return send(&["DEBUG", "SLEEP", &lasts.as_secs_f64().to_string()]),
+        ServerKind::PauseClients => send(&["CLIENT", "PAUSE", &millis]),
+        ServerKind::OutOfMemory => send(&["CONFIG", "SET", "maxmemory", "1"]),
+        ServerKind::Denied => send(&["ACL", "SETUSER", "default", "-hset", "-pexpire"]),
+        ServerKind::TooFewReplicas => send(&["CONFIG", "SET", "min-replicas-to-write", "1"]),
+        ServerKind::ReadOnly => send(&["REPLICAOF", "127.0.0.1", "1"]),
         _ => return eprintln!("{kind:?} is no fault of one server"),
     }
     thread::sleep(lasts);
     match kind {
         ServerKind::Crash => server.restart(),
         ServerKind::Freeze => server.resume(),
-        ServerKind::OutOfMemory => tell(&["CONFIG", "SET", "maxmemory", "0"]),
-        ServerKind::Denied => tell(&["ACL", "SETUSER", "default", "+@all"]),
-        ServerKind::TooFewReplicas => tell(&["CONFIG", "SET", "min-replicas-to-write", "0"]),
-        ServerKind::ReadOnly => tell(&["REPLICAOF", "NO", "ONE"]),
+        ServerKind::OutOfMemory => send(&["CONFIG", "SET", "maxmemory", "0"]),
+        ServerKind::Denied => send(&["ACL", "SETUSER", "default", "+@all"]),
+        ServerKind::TooFewReplicas => send(&["CONFIG", "SET", "min-replicas-to-write", "0"]),
+        ServerKind::ReadOnly => send(&["REPLICAOF", "NO", "ONE"]),
         _ => {}
     }
 }
@@ -239,6 +239,13 @@ pub fn left_on(server: &Server, label: &str) -> Result<Vec<String>, String> {
         }
     }
     Ok(left)
+}
+
+/// What is left on some servers, each by its number.
+pub fn left_on_all(nodes: &[Server]) -> Result<Vec<String>, String> {
+    let left = |(at, node)| left_on(node, &format!("node {at}"));
+    let left: Result<Vec<_>, _> = nodes.iter().enumerate().map(left).collect();
+    Ok(left?.concat())
 }
 
 /// The hold counts of a name on one server.

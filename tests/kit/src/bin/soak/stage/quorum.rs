@@ -2,7 +2,7 @@
 //!
 //! Nothing that is done here may cost exclusion: no key is taken away from a server that goes on running.
 
-use super::one::{Look, counts_on, left_on, strike_server};
+use super::one::{Look, counts_on, left_on_all, strike_server};
 use super::{Harm, Key, Servers, Strike};
 use crate::faults::ServerKind;
 use crate::line::Line;
@@ -65,11 +65,7 @@ impl Servers for Quorum {
     }
 
     fn left_over(&self) -> Result<Vec<String>, String> {
-        let mut left = Vec::new();
-        for (at, node) in self.nodes.iter().enumerate() {
-            left.extend(left_on(node, &format!("node {at}"))?);
-        }
-        Ok(left)
+        left_on_all(&self.nodes)
     }
 
     /// As a majority of the servers has it.

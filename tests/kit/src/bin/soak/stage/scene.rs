@@ -102,7 +102,7 @@ const BEHIND_PROXIES: &[(Process, usize)] = &[
     (Process::PanicInLog, 1),
     (Process::EndRuntime, 2),
     (Process::UnwindRuntime, 2),
-    (Process::Crowd, 2),
+    (Process::Burst, 2),
     (Process::Flood, 1),
 ];
 
@@ -179,7 +179,7 @@ const DIRECT: &[(Process, usize)] = &[
     (Process::PanicInLog, 1),
     (Process::EndRuntime, 1),
     (Process::UnwindRuntime, 1),
-    (Process::Crowd, 1),
+    (Process::Burst, 1),
 ];
 
 /// A time to live that some leases survive a failover with.
@@ -259,9 +259,9 @@ static ZOOKEEPER: Scene = Scene {
     store: "zookeeper",
     houses: &[House {
         engine_ttl: Duration::from_millis(1500),
-        ..house("zookeeper", Duration::from_secs(2), ensemble::MEMBERS, NAMES)
+        ..house("zookeeper", Duration::from_secs(2), ensemble::PEERS, NAMES)
     }],
-    lines: ensemble::MEMBERS,
+    lines: ensemble::PEERS,
     process_faults: &[
         (Process::BlackHole, 6),
         (Process::Refuse, 5),
@@ -275,7 +275,7 @@ static ZOOKEEPER: Scene = Scene {
         (Process::PanicInLog, 1),
         (Process::EndRuntime, 1),
         (Process::UnwindRuntime, 1),
-        (Process::Crowd, 1),
+        (Process::Burst, 1),
     ],
     server_faults: &[
         (ServerKind::CrashPrimary, 2),

@@ -4,7 +4,7 @@
 //! replaced goes on granting until it learns of that; leasehold promises only to tell the old holder at the first
 //! contact with the new primary. Each failover is told to the oracle as such.
 
-use super::one::{Look, counts_on, left_on, strike_server, tell};
+use super::one::{Look, counts_on, left_on, send, strike_server};
 use super::{Harm, Key, Servers, Strike};
 use crate::faults::ServerKind;
 use crate::line::Line;
@@ -84,9 +84,9 @@ impl Guarded {
         while start.elapsed() < PROMOTION {
             if let Some(new) = replicas.iter().position(|server| Cluster::is_primary(server)) {
                 let (faithful, until) = (replicas[1 - new], now() + nanos(HEARD));
-                tell(faithful, &["ACL", "SETUSER", "default", "-replicaof", "-slaveof"]);
+                send(faithful, &["ACL", "SETUSER", "default", "-replicaof", "-slaveof"]);
                 thread::sleep(SPLIT);
-                tell(faithful, &["ACL", "SETUSER", "default", "+@all"]);
+                send(faithful, &["ACL", "SETUSER", "default", "+@all"]);
                 self.all.failed_over_since(epoch);
                 return (from, until);
             }
@@ -113,7 +113,7 @@ impl Guarded {
     fn restart_as_replica(&self, server: &Server) {
         server.restart();
         let primary = self.all.primary_port().to_string();
-        tell(server, &["REPLICAOF", "127.0.0.1", &primary]);
+        send(server, &["REPLICAOF", "127.0.0.1", &primary]);
     }
 
     /// Asks for a failover, which is refused while the last one is not over; returns when it began.
@@ -171,8 +171,8 @@ impl Servers for Guarded {
         // What follows an epoch that is not the one before comes of itself.
         let after = if own.is_some() { self.all.epoch() } else { before };
         let replaced = self.settle(own, before, after);
-        let told = kind == ServerKind::SplitFailover && replaced == own;
-        Harm { wiped: Vec::new(), replaced, told }
+        let known = kind == ServerKind::SplitFailover && replaced == own;
+        Harm { wiped: Vec::new(), replaced, known }
     }
 
     /// As the only primary has it; with two, nobody can say what is free.

@@ -38,7 +38,7 @@ pub fn watch(backend: &Backend, log: &Log, stop: &AtomicBool) {
             spans.retain(|owner, seen| {
                 let goes_on = owners.contains(owner) && before - seen.until < BLIND;
                 if !goes_on {
-                    tell(name, owner.as_deref(), seen, log);
+                    report(name, owner.as_deref(), seen, log);
                 }
                 goes_on
             });
@@ -53,7 +53,7 @@ pub fn watch(backend: &Backend, log: &Log, stop: &AtomicBool) {
         thread::sleep(Duration::from_millis(10));
     }
     for (name, spans) in backend.names.iter().zip(spans) {
-        spans.iter().for_each(|(owner, seen)| tell(name, owner.as_deref(), seen, log));
+        spans.iter().for_each(|(owner, seen)| report(name, owner.as_deref(), seen, log));
     }
 }
 
@@ -78,7 +78,7 @@ fn owners(name: &str, keys: &[Key]) -> BTreeSet<Owner> {
     }
 }
 
-fn tell(name: &str, owner: Option<&str>, seen: &Seen, log: &Log) {
+fn report(name: &str, owner: Option<&str>, seen: &Seen, log: &Log) {
     let Seen { from, until } = *seen;
     if until - from <= SHORT {
         return;

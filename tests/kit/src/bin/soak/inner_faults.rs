@@ -1,5 +1,5 @@
 //! What goes wrong inside a holder process while the rest of it works on: its log blocks, is slow or panics; a
-//! runtime with flows of control ends, or unwinds by a panic; a crowd asks for names without waiting.
+//! runtime with flows of control ends, or unwinds by a panic; many calls ask for names at once, without waiting.
 
 use crate::faults::Process as Kind;
 use std::io;
@@ -20,14 +20,14 @@ const SLOW_LINE: Duration = Duration::from_millis(10);
 /// What is wrong, and until when.
 pub type Wrong = Option<(Kind, Instant)>;
 
-pub struct Inside {
+pub struct InnerFaults {
     log: Arc<Mutex<Wrong>>,
-    /// How the guests' runtime is to end, and when a crowd comes.
-    pub guests: watch::Sender<Wrong>,
-    pub crowd: watch::Sender<Wrong>,
+    /// How the short runtime is to end, and when many calls come at once.
+    pub short_runtimes: watch::Sender<Wrong>,
+    pub burst: watch::Sender<Wrong>,
 }
 
-impl Inside {
+impl InnerFaults {
     /// From now on the log of this process goes through the one that can be broken; `all` that the library says, or only
     /// what somebody may want to know.
     pub fn start(all: bool) -> Arc<Self> {
@@ -44,19 +44,19 @@ impl Inside {
                 usual(info);
             }
         }));
-        let (guests, crowd) = (watch::Sender::new(None), watch::Sender::new(None));
-        Arc::new(Self { log, guests, crowd })
+        let (short_runtimes, burst) = (watch::Sender::new(None), watch::Sender::new(None));
+        Arc::new(Self { log, short_runtimes, burst })
     }
 
     /// As the parent says it: `<kind> <ms>`.
     pub fn begin(&self, words: &str) -> Option<()> {
         let (kind, lasts) = words.split_once(' ')?;
-        let mut known = Kind::INSIDE.into_iter().chain([Kind::Flood]);
+        let mut known = Kind::INNER.into_iter().chain([Kind::Flood]);
         let kind = known.find(|known| format!("{known:?}") == kind)?;
         let wrong = Some((kind, Instant::now() + Duration::from_millis(lasts.parse().ok()?)));
         match kind {
-            Kind::EndRuntime | Kind::UnwindRuntime => drop(self.guests.send_replace(wrong)),
-            Kind::Crowd | Kind::Flood => drop(self.crowd.send_replace(wrong)),
+            Kind::EndRuntime | Kind::UnwindRuntime => drop(self.short_runtimes.send_replace(wrong)),
+            Kind::Burst | Kind::Flood => drop(self.burst.send_replace(wrong)),
             _ => *self.log.lock().unwrap_or_else(PoisonError::into_inner) = wrong,
         }
         Some(())

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 impl Case<'_> {
     /// How often happened what a run is for.
-    pub(super) fn met(&self) -> Vec<(&'static str, u64)> {
+    pub(super) fn coverage(&self) -> Vec<(&'static str, u64)> {
         let mut chains = 0;
         let mut contended = 0;
         let mut last: HashMap<&str, &Lease> = HashMap::new();
@@ -42,8 +42,8 @@ impl Case<'_> {
                 .filter(|(on, ..)| self.settings.values().any(|setting| setting.server == *on));
             servers.filter(|(_, of, _)| of.split('(').next() == Some(kind)).count() as u64
         };
-        let Rules { fenced, handed_on, sent_twice, behind_proxies, must_strike, .. } = self.rules;
-        let mut met = vec![
+        let Rules { fenced, handed_off, sent_twice, behind_proxies, must_strike, .. } = self.rules;
+        let mut coverage = vec![
             ("losses told", losses.count() as u64),
             ("blips survived (at risk, then held)", survived.count() as u64),
             ("contended waits", contended),
@@ -53,19 +53,19 @@ impl Case<'_> {
         ];
         // What cannot happen on a store, or not be seen there, is not asked for.
         for (is_asked, what, times) in [
-            (handed_on, "hand-offs in memory", chains),
+            (handed_off, "hand-offs in memory", chains),
             (fenced, "smaller fences refused", count(|what| matches!(what, What::Refused { .. }))),
             (sent_twice, "requests sent twice", seen("requests sent twice")),
             (behind_proxies, "replies or requests lost", seen("replies or requests lost")),
             (behind_proxies, "reconnects", seen("reconnects")),
         ] {
             if is_asked {
-                met.push((what, times));
+                coverage.push((what, times));
             }
         }
-        met.extend(self.met_of_shared());
-        met.extend(must_strike.iter().map(|(what, kind)| (*what, struck(kind))));
-        met
+        coverage.extend(self.met_of_shared());
+        coverage.extend(must_strike.iter().map(|(what, kind)| (*what, struck(kind))));
+        coverage
     }
 
     /// What a run with names that several share must meet. A kind that the store does not have is not asked for.
@@ -74,9 +74,9 @@ impl Case<'_> {
         let granted = |is: fn(&Lease) -> bool| {
             self.leases.iter().filter(|lease| lease.granted.is_some() && is(lease)).count() as u64
         };
-        let mut met = Vec::new();
+        let mut coverage = Vec::new();
         if asked(|kind| kind == Kind::ReadWrite) {
-            met.extend([
+            coverage.extend([
                 ("readers beside each other", self.side_by_side(|mode| mode == Mode::Read)),
                 ("writers", granted(|lease| lease.mode == Mode::Write)),
                 ("downgrades", granted(|lease| lease.how == "downgrade")),
@@ -94,38 +94,39 @@ impl Case<'_> {
         if asked(|kind| matches!(kind, Kind::Semaphore { .. })) {
             let bundles = granted(|lease| matches!(lease.mode, Mode::Permits(2..)));
             let beside = self.side_by_side(|mode| matches!(mode, Mode::Permits(_)));
-            met.extend([("permits beside each other", beside), ("bundles of permits", bundles)]);
+            coverage
+                .extend([("permits beside each other", beside), ("bundles of permits", bundles)]);
         }
-        let told = |word: &str| {
+        let known = |word: &str| {
             let gave_up = self.leases.iter().filter_map(|lease| lease.gave_up.as_ref());
             gave_up.filter(|(_, why)| why == word).count() as u64
         };
         if asked(|kind| kind == Kind::Election) {
             let views = self.history.iter();
             let observed = views.filter(|event| matches!(event.what, What::Observed { .. }));
-            met.extend([
+            coverage.extend([
                 ("terms by hand", granted(|lease| lease.how == "campaign")),
                 ("terms of candidates that stand again", granted(|lease| lease.how == "lead")),
                 ("leaders seen by views", observed.count() as u64),
             ]);
         }
         if asked(|kind| kind == Kind::Job) {
-            met.extend([
+            coverage.extend([
                 ("jobs done", granted(|lease| lease.ran.is_some())),
                 ("jobs that failed", granted(|lease| lease.failed)),
-                ("jobs done before", told("before")),
-                ("jobs done elsewhere", told("elsewhere")),
+                ("jobs done before", known("before")),
+                ("jobs done elsewhere", known("elsewhere")),
             ]);
         }
         if asked(|kind| kind == Kind::Loot) {
             let stolen: fn(&Lease) -> bool =
                 |lease| lease.fired.as_ref().is_some_and(|(_, why)| why == "stolen");
-            met.push(("thefts", granted(|lease| lease.how == "steal")));
-            if self.rules.thefts_are_told {
-                met.push(("holders told of a theft", granted(stolen)));
+            coverage.push(("thefts", granted(|lease| lease.how == "steal")));
+            if self.rules.thefts_are_reported {
+                coverage.push(("holders told of a theft", granted(stolen)));
             }
         }
-        met
+        coverage
     }
 
     /// How often somebody came while another one of this mode was there.
@@ -142,14 +143,14 @@ impl Case<'_> {
     }
 
     /// In a whole run each of it must have happened.
-    pub(super) fn missing(&mut self, met: &[(&'static str, u64)]) {
+    pub(super) fn missing(&mut self, coverage: &[(&'static str, u64)]) {
         let run = self.history.iter().find_map(|event| match event.what {
             What::Run { seconds, .. } => Some(seconds),
             _ => None,
         });
         let Some(seconds) = run else { return };
         if seconds >= self.rules.whole_run {
-            for (what, count) in met {
+            for (what, count) in coverage {
                 let rare = self.rules.rare.contains(what)
                     || (seconds < LONG_RUN && OF_LONG_RUNS.contains(what));
                 if *count == 0 && !rare {

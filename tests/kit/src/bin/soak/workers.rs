@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// What a process says: its slot, and a line.
 type Said = (usize, String);
 
-pub struct Crew {
+pub struct Workers {
     pub slots: Vec<Slot>,
     said: Receiver<Said>,
 }
@@ -45,7 +45,7 @@ struct Life {
     orders: ChildStdin,
 }
 
-impl Crew {
+impl Workers {
     pub fn start(
         size: usize,
         seed: u64,
@@ -56,17 +56,17 @@ impl Crew {
         let (voice, said) = mpsc::channel();
         let slots = (0..size).map(|index| {
             let mut lines = Vec::new();
-            let mut told = Vec::new();
+            let mut stores = Vec::new();
             for Backend { house, servers, names } in backends {
                 let own = servers.lines();
                 let ports: Vec<u16> = own.iter().map(Line::port).collect();
                 let (ttl, replicas) = (house.ttl.as_millis(), house.replicas);
                 let (names, url) = (names.join(","), servers.url(&ports));
-                told.push(format!("{ttl} {replicas} {names} {url}"));
+                stores.push(format!("{ttl} {replicas} {names} {url}"));
                 lines.extend(own);
             }
             let start =
-                StartUp { seed, dir: dir.to_owned(), ledger_port: ledger.port(), backends: told };
+                StartUp { seed, dir: dir.to_owned(), ledger_port: ledger.port(), backends: stores };
             let slot = Slot { index, lines, start, voice: voice.clone(), life: Mutex::new(None) };
             slot.start().map(|()| slot)
         });
@@ -176,7 +176,7 @@ impl Slot {
     }
 
     /// Says something that is not answered; it may have ended by itself.
-    pub fn tell(&self, words: &str) {
+    pub fn send(&self, words: &str) {
         let _ = self.order(words);
     }
 

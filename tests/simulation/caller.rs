@@ -1,10 +1,11 @@
 //! What one flow of control does: takes names in every way there is, and gives them back in every way.
 
-use super::aside::Aside;
 use super::dice::Dice;
+use super::hand::{Hand, Side};
 use super::judge::Wait;
 use super::plan::ms;
 use super::runtime::Gate;
+use super::unpolled::Unpolled;
 use super::world::{Client, World};
 use leasehold::store::{Mode, Name};
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, Lock, Result};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::timeout;
 
-pub struct Flow {
+pub struct Caller {
     pub client: Client,
     pub manager: LeaseManager,
     pub task: u64,
@@ -32,7 +33,7 @@ pub enum Way {
     Try,
     Timeout(u64),
     Dropped(u64),
-    Aside(Aside),
+    Unpolled(Unpolled),
 }
 
 /// Tells the judge of a wait, however it ends.
@@ -49,59 +50,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// A lease that the judge knows of.
-pub struct Hand {
-    world: Arc<World>,
-    lease: Option<Lease>,
-    belief: u64,
-    id: u64,
-}
-
-impl Hand {
-    pub fn open(client: &Client, task: u64, lease: Lease) -> Self {
-        let world = Arc::clone(&client.world);
-        let moment = world.moment();
-        let (belief, id) = world.lock().judge.open(&world.plan, moment, (client.id, task), &lease);
-        Self { world, lease: Some(lease), belief, id }
-    }
-
-    pub fn nested(&self, lease: Lease) -> Self {
-        let world = Arc::clone(&self.world);
-        let id = world.lock().judge.enter(self.belief, &lease);
-        Self { world, lease: Some(lease), belief: self.belief, id }
-    }
-
-    pub fn lease(&self) -> &Lease {
-        self.lease.as_ref().expect("not given back yet")
-    }
-
-    pub fn is_lost(&self) -> bool {
-        self.sample();
-        self.lease().check().is_err()
-    }
-
-    fn sample(&self) {
-        let moment = self.world.moment();
-        self.world.lock().judge.sample(&self.world.plan, moment, self.belief, self.lease());
-    }
-
-    /// Its end is asked for; the judge forgets it when `self` goes.
-    pub fn leave(&mut self) -> Lease {
-        self.world.lock().judge.leave(self.belief, self.id);
-        self.lease.take().expect("not given back yet")
-    }
-}
-
-impl Drop for Hand {
-    fn drop(&mut self) {
-        if self.lease.is_some() {
-            drop(self.leave());
-        }
-        self.world.lock().judge.left(self.belief, self.id);
-    }
-}
-
-impl Flow {
+impl Caller {
     pub fn world(&self) -> &Arc<World> {
         &self.client.world
     }
@@ -145,8 +94,8 @@ impl Flow {
 
     pub fn way(&mut self) -> Way {
         let ttl = self.ttl();
-        if self.odd.percent(self.world().plan.faults.aside) {
-            return Way::Aside(self.aside());
+        if self.odd.percent(self.world().plan.faults.unpolled) {
+            return Way::Unpolled(self.unpolled());
         }
         match self.dice.below(10) {
             0..=3 => Way::Lock,
@@ -170,7 +119,7 @@ impl Flow {
             client: self.client.id,
             task: self.task,
             since: world.now(),
-            in_line: in_line && !matches!(way, Way::Try | Way::Aside(_)),
+            in_line: in_line && !matches!(way, Way::Try | Way::Unpolled(_)),
             turn_taken: false,
             patient: way == Way::Lock,
             mode,
@@ -197,10 +146,10 @@ impl Flow {
                 Ok(result) => result.map(Some),
                 Err(_) => return None,
             },
-            Way::Aside(aside) => {
+            Way::Unpolled(unpolled) => {
                 let name = lock.name().to_owned();
                 let lock = pin!(lock.lock());
-                self.left_alone(lock, &name, aside).await?.map(Some)
+                self.left_alone(lock, &name, unpolled).await?.map(Some)
             }
         };
         waiting.served = outermost && matches!(result, Ok(Some(_)));
@@ -235,7 +184,7 @@ impl Flow {
             (Some(refused), kind) => kind == Some(refused),
             // Less time than a round trip takes is no time to hear anything, nor is time without a poll.
             (None, Some(ErrorKind::Unavailable)) => {
-                !calm || matches!(way, Way::Timeout(_) | Way::Aside(_))
+                !calm || matches!(way, Way::Timeout(_) | Way::Unpolled(_))
             }
             (None, Some(_)) => false,
             (None, None) => true,
@@ -254,7 +203,7 @@ impl Flow {
             hands.iter().for_each(Hand::sample);
         }
         let faults = &self.world().plan.faults;
-        let (spins, abandons, deserts) = (faults.spin, faults.aside, faults.desert);
+        let (spins, abandons, deserts) = (faults.spin, faults.unpolled, faults.desert);
         if self.odd.percent(spins) {
             self.spin(&hands[0]).await;
         }
@@ -267,7 +216,7 @@ impl Flow {
         while !hands.is_empty() {
             let at = self.dice.below(hands.len() as u64) as usize;
             let hand = hands.swap_remove(at);
-            self.give_back(hand).await;
+            self.release(hand).await;
             hands.iter().for_each(Hand::sample);
         }
     }
@@ -282,11 +231,11 @@ impl Flow {
             6 if hands.len() > 1 => {
                 let at = self.dice.below(hands.len() as u64) as usize;
                 let hand = hands.swap_remove(at);
-                self.give_back(hand).await;
+                self.release(hand).await;
             }
             7 => {
                 let min = ms(self.dice.below(self.ttl() / 2));
-                let lease = hands[0].lease();
+                let lease = hands[0].side();
                 match lease.ensure_remaining(min).await {
                     Ok(()) if lease.remaining() < min => {
                         self.fail(format_args!("{min:?} was ensured, and is not there"));
@@ -303,7 +252,7 @@ impl Flow {
             _ => {
                 let time = self.short();
                 let hand = &hands[0];
-                if hand.lease().run(self.gate.pause(time)).await.is_err() && !hand.is_lost() {
+                if hand.side().run(self.gate.pause(time)).await.is_err() && !hand.is_lost() {
                     self.fail(format_args!("run() ended without a loss"));
                 }
             }
@@ -317,7 +266,7 @@ impl Flow {
             if lost {
                 self.fail(format_args!("entered again what was lost"));
             }
-            hands.push(hands[0].nested(lease));
+            hands.push(hands[0].nested(Side::Lock(lease)));
         }
     }
 
@@ -333,7 +282,7 @@ impl Flow {
         world.lock().judge.is_fair(&world.plan, now, self.client.id)
     }
 
-    pub async fn give_back(&mut self, mut hand: Hand) {
+    pub async fn release(&mut self, mut hand: Hand) {
         let lost = hand.is_lost();
         let calm = self.is_fair();
         match self.dice.below(20) {
@@ -381,8 +330,12 @@ impl Flow {
                 world.lock().judge.sample(&world.plan, moment, ids.0, lease);
                 if again && let Some(nested) = this.take(lock, Way::Lock, false, false).await {
                     let id = world.lock().judge.enter(ids.0, &nested);
-                    let hand =
-                        Hand { world: Arc::clone(world), lease: Some(nested), belief: ids.0, id };
+                    let hand = Hand {
+                        world: Arc::clone(world),
+                        side: Some(Side::Lock(nested)),
+                        belief: ids.0,
+                        id,
+                    };
                     this.gate.pause(then).await;
                     hand.sample();
                 }

@@ -1,7 +1,7 @@
 //! The log of a holder process, written as things happen: after a SIGKILL, all but the last line is there.
 
 use kit::soak::history::{Event, What, now};
-use leasehold::{Lease, Loss, Result};
+use leasehold::{Lease, LeaseState, Loss, Result};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -13,13 +13,13 @@ use tokio::time::sleep;
 /// A check is written down at most so often; the last one always is, unless the process is killed.
 const OFTEN: u64 = 20_000_000;
 
-pub struct Diary {
+pub struct WorkerLog {
     who: String,
     file: Mutex<File>,
     asks: AtomicU64,
 }
 
-impl Diary {
+impl WorkerLog {
     pub fn open(who: &str, path: impl AsRef<Path>) -> io::Result<Self> {
         let file = File::options().create(true).append(true).open(path)?;
         Ok(Self { who: who.to_owned(), file: Mutex::new(file), asks: AtomicU64::new(0) })
@@ -35,7 +35,7 @@ impl Diary {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         // One call for a line, so that a kill leaves whole ones.
         if let Err(error) = file.write_all(line.as_bytes()) {
-            eprintln!("{}: the diary cannot be written: {error}", self.who);
+            eprintln!("{}: the log cannot be written: {error}", self.who);
             std::process::exit(2);
         }
     }
@@ -45,7 +45,7 @@ impl Diary {
         let number = self.asks.fetch_add(1, Ordering::Relaxed);
         let (name, how) = (name.to_owned(), how.to_owned());
         self.write(What::Wanted { ask: number, name, how, limit_ms });
-        Ask { diary: Arc::clone(self), number, open: true }
+        Ask { log: Arc::clone(self), number, open: true }
     }
 
     pub fn gave_up(&self, ask: u64, why: &str) {
@@ -55,7 +55,7 @@ impl Diary {
 
 /// A call that may return with a lease; dropped in the middle of it, it was given up.
 pub struct Ask {
-    diary: Arc<Diary>,
+    log: Arc<WorkerLog>,
     pub number: u64,
     open: bool,
 }
@@ -63,7 +63,7 @@ pub struct Ask {
 impl Ask {
     pub fn gave_up(mut self, why: &str) {
         self.open = false;
-        self.diary.gave_up(self.number, why);
+        self.log.gave_up(self.number, why);
     }
 
     /// Returns what the call brought. Without a lease, it was given up.
@@ -86,37 +86,37 @@ impl Ask {
     /// In which mode of a name that several share.
     pub fn in_mode(self, mode: &str, permits: u32) -> Self {
         let (ask, mode) = (self.number, mode.to_owned());
-        self.diary.write(What::Shares { ask, mode, permits });
+        self.log.write(What::Shares { ask, mode, permits });
         self
     }
 
     /// Its future is not polled from now on.
-    pub fn is_aside(&self) {
-        self.diary.write(What::Aside { ask: self.number });
+    pub fn is_unpolled(&self) {
+        self.log.write(What::Unpolled { ask: self.number });
     }
 
     /// The call has returned with a lease.
     pub fn granted(mut self, lease: &Lease, by_token: bool) -> Belief {
         self.open = false;
         let by = if by_token { "token" } else { "check" }.to_owned();
-        let (diary, ask) = (Arc::clone(&self.diary), self.number);
-        diary.write(What::Granted { ask, fence: lease.fence().unwrap_or_default(), by });
-        diary.write(What::Token { ask, number: number_of(lease) });
-        Belief { diary, ask, last_ok: 0, written: 0, at_risk: false, over: false }
+        let (log, ask) = (Arc::clone(&self.log), self.number);
+        log.write(What::Granted { ask, fence: lease.fence().unwrap_or_default(), by });
+        log.write(What::Token { ask, number: number_of(lease) });
+        Belief { log, ask, last_ok: 0, written: 0, at_risk: false, over: false }
     }
 }
 
 impl Drop for Ask {
     fn drop(&mut self) {
         if self.open {
-            self.diary.gave_up(self.number, "dropped");
+            self.log.gave_up(self.number, "dropped");
         }
     }
 }
 
 /// What one holder believes of its lease; a drop before the loss says that it is about to be given back.
 pub struct Belief {
-    diary: Arc<Diary>,
+    log: Arc<WorkerLog>,
     ask: u64,
     last_ok: u64,
     written: u64,
@@ -134,36 +134,46 @@ impl Belief {
         self.over
     }
 
+    /// Looks at the lease once. Returns whether it is still there.
+    pub fn check(&mut self, lease: &Lease) -> bool {
+        let before = now();
+        match lease.check() {
+            Ok(()) => self.checked(before, lease.state() == LeaseState::AtRisk),
+            Err(error) => self.fired(error.loss()),
+        }
+        !self.over
+    }
+
     /// `check()`, called after `before`, was Ok.
-    pub fn checked(&mut self, before: u64, at_risk: bool) {
+    fn checked(&mut self, before: u64, at_risk: bool) {
         self.last_ok = before;
         if before - self.written > OFTEN {
             self.written = before;
-            self.diary.write(What::Checked { ask: self.ask, last_ok: before });
+            self.log.write(What::Checked { ask: self.ask, last_ok: before });
         }
         if at_risk != self.at_risk {
             self.at_risk = at_risk;
             let ask = self.ask;
-            self.diary.write(if at_risk { What::AtRisk { ask } } else { What::Safe { ask } });
+            self.log.write(if at_risk { What::AtRisk { ask } } else { What::Safe { ask } });
         }
     }
 
     pub fn nested(&self, lease: &Lease) {
         let (fence, count) = (lease.fence().unwrap_or_default(), lease.hold_count());
-        self.diary.write(What::Nested { ask: self.ask, fence, count });
+        self.log.write(What::Nested { ask: self.ask, fence, count });
     }
 
     pub fn fired(&mut self, loss: Option<Loss>) {
         self.over = true;
         let (ask, last_ok) = (self.ask, self.last_ok);
-        self.diary.write(What::Fired { ask, last_ok, cause: loss_word(loss) });
+        self.log.write(What::Fired { ask, last_ok, cause: loss_word(loss) });
     }
 }
 
 impl Drop for Belief {
     fn drop(&mut self) {
         if !self.over {
-            self.diary.write(What::Released { ask: self.ask, last_ok: self.last_ok });
+            self.log.write(What::Released { ask: self.ask, last_ok: self.last_ok });
         }
     }
 }

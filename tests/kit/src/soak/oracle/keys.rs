@@ -88,7 +88,7 @@ impl Case<'_> {
     /// It was granted to a token that no lease has: swept, at the latest some attempts after it was done.
     fn untaken(&self, key: &Key<'_>) -> Option<Found> {
         let Key { setting, own, .. } = key;
-        if !self.told_tokens.contains(key.who)
+        if !self.known_tokens.contains(key.who)
             || own.iter().any(|lease| lease.number == Some(key.number))
         {
             return None;
@@ -105,7 +105,7 @@ impl Case<'_> {
         let faults = of_server.chain(of_process).filter(|(kind, _)| self.excuses(kind));
         let mut excused: Vec<Span> = faults.map(|(_, span)| span).collect();
         // A grant for a future that nobody polls ends with its time to live.
-        let asides = own.iter().filter_map(|lease| Some((lease.aside?, lease.answered())));
+        let asides = own.iter().filter_map(|lease| Some((lease.unpolled?, lease.answered())));
         excused.extend(asides.map(|(from, until)| {
             (from.saturating_sub(setting.ttl), until.unwrap_or(self.end()) + setting.ttl)
         }));
@@ -144,8 +144,8 @@ impl Case<'_> {
         let mut found = Vec::new();
         for lease in &self.leases {
             let why = lease.gave_up.as_ref().filter(|(_, why)| why.ends_with("closed"));
-            let told = lease.fired.as_ref().filter(|(_, cause)| cause == "closed");
-            if let Some((at, _)) = why.or(told) {
+            let known = lease.fired.as_ref().filter(|(_, cause)| cause == "closed");
+            if let Some((at, _)) = why.or(known) {
                 let text = format!("{}: {} is told that it is closed", lease.name, lease.who);
                 found.push(("contradiction", *at, text));
             }
@@ -224,7 +224,7 @@ impl Key<'_> {
 }
 
 /// Who says which token a lease has.
-pub fn told_tokens(history: &[Event]) -> HashSet<&str> {
-    let tells = |event: &&Event| matches!(event.what, What::Token { .. });
-    history.iter().filter(tells).map(|event| event.who.as_str()).collect()
+pub fn known_tokens(history: &[Event]) -> HashSet<&str> {
+    let reports = |event: &&Event| matches!(event.what, What::Token { .. });
+    history.iter().filter(reports).map(|event| event.who.as_str()).collect()
 }

@@ -1,19 +1,19 @@
 //! A flow of control of a holder process: it acquires names in all the ways there are, holds them for a
 //! while, and releases them in all the ways.
 
-use crate::diary::{Ask, Belief, error_word};
 use crate::holder::{Order, Place, Process};
 use crate::ledger::Ledger;
 use crate::random::Random;
+use crate::worker_log::{Ask, Belief, error_word};
 use kit::soak::history::{What, nanos, now};
-use leasehold::{Lease, LeaseState, Lock};
+use leasehold::{Lease, Lock, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 /// One flow of control, with a handle of its own for each name.
-pub struct Flow {
+pub struct Caller {
     pub process: Arc<Process>,
     pub random: Random,
     pub ledger: Ledger,
@@ -21,7 +21,7 @@ pub struct Flow {
     pub holds_long: bool,
 }
 
-impl Flow {
+impl Caller {
     pub async fn live(mut self) {
         while *self.process.orders.borrow() == Order::Work {
             let at = self.random.below(self.process.places.len());
@@ -42,34 +42,23 @@ impl Flow {
         let process = Arc::clone(&self.process);
         let place = &process.places[at];
         let limit = self.random.millis(1..600);
-        let (how, limit_ms) = match self.random.below(20) {
-            0 if self.random.once_in(3) => ("aside", 0),
-            0..9 => ("lock", 0),
-            9..12 => ("try", 0),
-            12..15 => ("timeout", limit.as_millis() as u64),
-            15..18 => ("with", 0),
+        let how = match self.random.below(20) {
+            0 if self.random.once_in(3) => "unpolled",
+            0..9 => "lock",
+            9..12 => "try",
+            12..15 => "timeout",
+            15..18 => "with",
             // The future is dropped wherever it is then.
-            _ => ("dropped", limit.as_millis() as u64),
+            _ => "dropped",
         };
-        let ask = process.diary.wanted(&place.name, how, limit_ms);
+        let way = Way { how, limit };
+        let ask = self.ask(place, way);
         let taken = match how {
             "with" => return self.with(place, lock, ask).await,
-            "aside" => self.lock_aside(place, lock, &ask).await,
+            "unpolled" => self.lock_unpolled(place, lock, &ask).await,
             "try" => lock.try_lock().await,
             "timeout" => lock.lock_timeout(limit).await,
-            // Dropped while the first request is on its way, or soon after.
-            "dropped" if self.random.once_in(2) => {
-                let polls = self.random.below(4);
-                tokio::select! {
-                    biased;
-                    taken = lock.lock() => taken.map(Some),
-                    () = yields(polls) => Ok(None),
-                }
-            }
-            "dropped" => {
-                timeout(limit, lock.lock()).await.map_or(Ok(None), |taken| taken.map(Some))
-            }
-            _ => lock.lock().await.map(Some),
+            _ => self.takes(way, lock.lock()).await,
         };
         let Some((ask, lease)) = ask.brought(taken).await else { return };
         let by_token = self.random.once_in(6);
@@ -78,7 +67,7 @@ impl Flow {
         let mut held = Held { belief, lease };
         let how_long = self.how_long(place.ttl);
         if by_token {
-            held.sleep(how_long).await;
+            trust_token(&mut held.belief, &held.lease, how_long).await;
         } else if self.random.once_in(20) {
             // Dropped in the middle of a step.
             let middle = how_long / 2;
@@ -91,13 +80,39 @@ impl Flow {
             self.steps(place, Some(lock), &mut held.belief, &held.lease, how_long).await;
         }
         if self.random.once_in(100) {
-            return self.end_aside(place, lock, held).await;
+            return self.end_unpolled(place, lock, held).await;
         }
         self.end(place, held).await;
     }
 
+    pub fn ask(&self, place: &Place, way: Way) -> Ask {
+        let limited = ["timeout", "dropped"].contains(&way.how);
+        let limit = if limited { way.limit.as_millis() as u64 } else { 0 };
+        self.process.log.wanted(&place.name, way.how, limit)
+    }
+
+    /// Awaits a call without a limit of its own, or drops it: while its first request is on the way, or later.
+    pub async fn takes<T>(
+        &mut self,
+        way: Way,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<Option<T>> {
+        if way.how != "dropped" {
+            return call.await.map(Some);
+        }
+        if self.random.once_in(2) {
+            let polls = self.random.below(4);
+            return tokio::select! {
+                biased;
+                taken = call => taken.map(Some),
+                () = yields(polls) => Ok(None),
+            };
+        }
+        timeout(way.limit, call).await.map_or(Ok(None), |taken| taken.map(Some))
+    }
+
     async fn with(&mut self, place: &Place, lock: &mut Lock, ask: Ask) {
-        let (diary, number) = (Arc::clone(&self.process.diary), ask.number);
+        let (log, number) = (Arc::clone(&self.process.log), ask.number);
         let mut ask = Some(ask);
         let asked = &mut ask;
         let how_long = self.how_long(place.ttl);
@@ -113,7 +128,7 @@ impl Flow {
             (Ok(()), _) => {}
             (Err(error), Some(ask)) => ask.gave_up(&error_word(&error)),
             // Lost in the middle.
-            (Err(error), None) => diary.gave_up(number, &error_word(&error)),
+            (Err(error), None) => log.gave_up(number, &error_word(&error)),
         }
     }
 
@@ -141,44 +156,53 @@ impl Flow {
         }
     }
 
-    /// Works under the lease, a check before each step, until the time is over or the lease is lost.
-    ///
-    /// With its lock, it may enter again.
+    /// Works alone under the lease; with its lock, it may enter again.
     pub async fn steps(
+        &mut self,
+        place: &Place,
+        lock: Option<&mut Lock>,
+        belief: &mut Belief,
+        lease: &Lease,
+        how_long: Duration,
+    ) {
+        self.work(place, lock, belief, lease, Access::Write, how_long).await;
+    }
+
+    /// Works under the lease, a check before each step, until the time is over or the lease is lost.
+    pub async fn work(
         &mut self,
         place: &Place,
         mut lock: Option<&mut Lock>,
         belief: &mut Belief,
         lease: &Lease,
+        access: Access,
         how_long: Duration,
     ) {
         let until = now() + nanos(how_long);
         let mut read = None;
         let mut enters = self.random.once_in(8);
         loop {
-            let before = now();
-            if let Err(error) = lease.check() {
-                belief.fired(error.loss());
+            let is_last = now() >= until;
+            if !belief.check(lease) {
                 return self.stays_lost(lease).await;
             }
-            belief.checked(before, lease.state() == LeaseState::AtRisk);
             // The resource is read in one step and written in the next.
             let fence = lease.fence().unwrap_or_default();
-            let answer = match read.take() {
-                None => self
-                    .ledger
-                    .read(&place.name, fence)
-                    .map(|answer| answer.map(|value| read = Some(value))),
-                Some(value) => self
-                    .ledger
-                    .write(&place.name, fence, value + 1)
-                    .map(|answer| answer.map(|_| ())),
+            let answer = match (access, read.take()) {
+                (Access::None, _) => Ok(Ok(0)),
+                (Access::Read, _) => self.ledger.read_shared(&place.name, fence),
+                (Access::Write, Some(value)) => self.ledger.write(&place.name, fence, value + 1),
+                (Access::Write, None) => {
+                    let answer = self.ledger.read(&place.name, fence);
+                    read = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok()).copied();
+                    answer
+                }
             };
             match answer {
-                Ok(Ok(())) => {}
+                Ok(Ok(_)) => {}
                 Ok(Err(_refused)) => {
                     let name = place.name.clone();
-                    return self.process.diary.write(What::Refused { name, fence });
+                    return self.process.log.write(What::Refused { name, fence });
                 }
                 Err(error) => self.process.broken(format!("the ledger does not answer: {error}")),
             }
@@ -186,7 +210,7 @@ impl Flow {
                 enters = false;
                 self.enter_again(lock, belief, lease).await;
             }
-            if before >= until {
+            if is_last {
                 return;
             }
             sleep(self.random.millis(1..7)).await;
@@ -211,7 +235,7 @@ impl Flow {
     }
 
     /// A loss is final, and everything tells it.
-    pub async fn stays_lost(&mut self, lease: &Lease) {
+    async fn stays_lost(&mut self, lease: &Lease) {
         for _ in 0..3 {
             if lease.check().is_ok() || !lease.cancellation_token().is_cancelled() {
                 self.process.broken(format!("{} was lost, and came back", lease.name()));
@@ -226,20 +250,20 @@ impl Flow {
         drop(belief);
         match self.random.below(2000) {
             0 => {
-                let diary = &self.process.diary;
-                diary.write(What::Forcing { ask, name: place.name.clone() });
+                let log = &self.process.log;
+                log.write(What::Forcing { ask, name: place.name.clone() });
                 if place.leases.force_unlock(&place.name, "test").await.is_ok() {
-                    diary.write(What::Forced { ask });
+                    log.write(What::Forced { ask });
                 }
             }
             1..20 => {
-                self.process.diary.write(What::Forgot { ask });
+                self.process.log.write(What::Forgot { ask });
                 lease.forget();
             }
             20..600 => drop(lease),
             _ => {
                 if let Err(error) = lease.unlock().await {
-                    self.process.diary.write(What::Unreleased { ask, why: error_word(&error) });
+                    self.process.log.write(What::Unreleased { ask, why: error_word(&error) });
                 }
             }
         }
@@ -252,18 +276,30 @@ pub struct Held {
     pub lease: Lease,
 }
 
-impl Held {
-    /// Trusts the token alone.
-    async fn sleep(&mut self, how_long: Duration) {
-        let token = self.lease.cancellation_token();
-        if timeout(how_long, token.cancelled()).await.is_ok() {
-            let loss = self.lease.check().err().and_then(|error| error.loss());
-            self.belief.fired(loss);
-        }
+/// Goes by the token alone.
+pub async fn trust_token(belief: &mut Belief, lease: &Lease, how_long: Duration) {
+    let token = lease.cancellation_token();
+    if timeout(how_long, token.cancelled()).await.is_ok() {
+        belief.fired(lease.check().err().and_then(|error| error.loss()));
     }
 }
 
-pub async fn yields(times: usize) {
+/// A way to take a name, with its limit.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub how: &'static str,
+    pub limit: Duration,
+}
+
+/// What the holder of a lease does with the guarded resource; a writer reads it in one step and writes it in the next.
+#[derive(Clone, Copy)]
+pub enum Access {
+    None,
+    Read,
+    Write,
+}
+
+async fn yields(times: usize) {
     for _ in 0..times {
         tokio::task::yield_now().await;
     }

@@ -1,6 +1,7 @@
 //! Futures that nobody polls for a while, or ever again; and calls that are ready at once, in a loop.
 
-use super::flow::{Flow, Hand, Way};
+use super::caller::{Caller, Way};
+use super::hand::{Hand, Side};
 use super::judge::Sometimes;
 use super::plan::ms;
 use super::world::World;
@@ -14,7 +15,7 @@ use tokio::time::sleep;
 
 /// How a future is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Aside {
+pub struct Unpolled {
     polls: u64,
     time: u64,
     /// It is polled again after that, not dropped.
@@ -37,10 +38,10 @@ impl Drop for Alone {
     }
 }
 
-impl Flow {
-    pub fn aside(&mut self) -> Aside {
+impl Caller {
+    pub fn unpolled(&mut self) -> Unpolled {
         let time = self.odd.between(self.ttl() / 4, 4 * self.ttl());
-        Aside { polls: self.odd.between(1, 3), time, again: self.odd.percent(50) }
+        Unpolled { polls: self.odd.between(1, 3), time, again: self.odd.percent(50) }
     }
 
     /// Polls a future that takes or gives back a name, leaves it alone, and then ends it.
@@ -48,50 +49,50 @@ impl Flow {
         &self,
         mut future: Pin<&mut F>,
         name: &str,
-        aside: Aside,
+        unpolled: Unpolled,
     ) -> Option<F::Output> {
-        if let Some(output) = polled(future.as_mut(), aside.polls).await {
+        if let Some(output) = polled(future.as_mut(), unpolled.polls).await {
             return Some(output);
         }
-        self.is_alone(name, aside).await;
-        if aside.again { Some(future.await) } else { None }
+        self.is_alone(name, unpolled).await;
+        if unpolled.again { Some(future.await) } else { None }
     }
 
-    async fn is_alone(&self, name: &str, aside: Aside) {
+    async fn is_alone(&self, name: &str, unpolled: Unpolled) {
         let world = self.world();
         let (now, who) = (world.now(), (self.client.id, self.task));
         let until = now + world.plan.ttl;
         let which = world.lock().judge.left_alone(now, who, name, until);
         let _alone = Alone { world: Arc::clone(world), which };
-        sleep(ms(aside.time)).await;
+        sleep(ms(unpolled.time)).await;
     }
 
     /// All leases go while a nested call, or an unlock, is left alone.
     pub async fn abandon(&mut self, lock: &mut Lock, mut hands: Vec<Hand>) {
-        let (name, aside) = (lock.name().to_owned(), self.aside());
+        let (name, unpolled) = (lock.name().to_owned(), self.unpolled());
         self.world().lock().judge.saw(Sometimes::Abandoned);
         if self.odd.percent(50) {
             let mut nested = pin!(lock.lock());
-            match polled(nested.as_mut(), aside.polls).await {
-                Some(Ok(lease)) => return drop(hands[0].nested(lease)),
+            match polled(nested.as_mut(), unpolled.polls).await {
+                Some(Ok(lease)) => return drop(hands[0].nested(Side::Lock(lease))),
                 Some(Err(_)) => return,
                 None => drop(hands),
             }
-            self.is_alone(&name, aside).await;
-            if aside.again
+            self.is_alone(&name, unpolled).await;
+            if unpolled.again
                 && let Ok(lease) = nested.await
             {
-                self.is_no_rival(&lease);
+                self.is_alone_with(&lease);
             }
         } else if let Some(mut hand) = hands.pop() {
             let mut unlock = pin!(hand.leave().unlock());
             drop(hand);
-            if polled(unlock.as_mut(), aside.polls).await.is_some() {
+            if polled(unlock.as_mut(), unpolled.polls).await.is_some() {
                 return;
             }
             drop(hands);
-            self.is_alone(&name, aside).await;
-            if aside.again {
+            self.is_alone(&name, unpolled).await;
+            if unpolled.again {
                 // Done, or lost meanwhile.
                 let _ = unlock.await;
             }
@@ -103,27 +104,27 @@ impl Flow {
     pub async fn desert(&mut self, name: &str, hands: Vec<Hand>) {
         let mut lock = self.manager.lock(name);
         let (polls, time) = (self.last.between(1, 3), self.last.below(self.ttl() / 4));
-        let aside = Aside { polls, time, again: false };
+        let unpolled = Unpolled { polls, time, again: false };
         let at_once = self.last.percent(50);
-        let _waiting = self.wait(&lock, Way::Aside(aside), false);
+        let _waiting = self.wait(&lock, Way::Unpolled(unpolled), false);
         let mut waiter = pin!(lock.lock());
-        if polled(waiter.as_mut(), aside.polls).await.is_some() {
+        if polled(waiter.as_mut(), unpolled.polls).await.is_some() {
             // What the hands have was lost.
             return;
         }
         self.world().lock().judge.saw(Sometimes::Deserted);
         drop(hands);
         if !at_once {
-            self.is_alone(name, aside).await;
+            self.is_alone(name, unpolled).await;
         }
     }
 
     /// A lease that came late is one that nobody else has.
-    fn is_no_rival(&self, lease: &Lease) {
+    fn is_alone_with(&self, lease: &Lease) {
         let world = self.world();
         let now = world.now();
         if lease.check().is_ok() {
-            world.lock().judge.has_no_rival(now, self.client.id, lease);
+            world.lock().judge.has_no_other(now, self.client.id, lease);
         }
     }
 
@@ -133,7 +134,7 @@ impl Flow {
         let served = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&served);
         let other = tokio::spawn(async move { flag.store(true, Ordering::Relaxed) });
-        let mut lock = self.manager.lock(held.lease().name());
+        let mut lock = self.manager.lock(held.side().name());
         for _ in 0..MANY {
             if self.take(&mut lock, Way::Try, true, true).await.is_some() || held.is_lost() {
                 break;
@@ -152,7 +153,7 @@ impl Flow {
             let hand = Hand::open(&self.client, self.task, lease);
             let time = self.odd.below(self.ttl() / 50 + 1);
             sleep(ms(time)).await;
-            self.give_back(hand).await;
+            self.release(hand).await;
         }
     }
 }

@@ -361,7 +361,7 @@ fn reply_to_a_chosen_request_is_dropped() {
 
 #[test]
 fn chosen_request_is_answered_in_the_servers_place() {
-    let (server, proxy, mut connection) = proxied();
+    let (_server, proxy, mut connection) = proxied();
     proxy.answer(2, "INCR", b"-LOADING on purpose\r\n");
     for _ in 0..3 {
         connection.send(&["INCR", "k"]).expect("the proxy takes requests");

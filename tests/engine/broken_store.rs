@@ -265,7 +265,7 @@ async fn store_that_panics_when_asked_for_a_shard_loses_no_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn store_that_panics_at_inspect_is_told_and_harms_nothing() {
+async fn inspect_that_panics_harms_nothing() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     setup.faults.add(Rule::new(Fault::Panic).on(Call::Inspect).times(1));
@@ -277,7 +277,7 @@ async fn store_that_panics_at_inspect_is_told_and_harms_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn store_that_panics_at_force_unlock_is_told_and_tried_again() {
+async fn force_unlock_that_panics_is_tried_again() {
     let setup = Setup::new();
     let theirs = setup.held_elsewhere("theirs").await;
     let ours = setup.leases.lock("ours").lock().await.unwrap();

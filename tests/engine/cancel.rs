@@ -350,7 +350,7 @@ async fn close() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn abandoned_acquire_whose_answer_comes_later_is_given_back() {
+async fn abandoned_acquire_answered_later_is_released() {
     for fault in [Fault::Hang, Fault::HoldReply, Fault::RunLate] {
         let setup = Setup::new();
         let mut lock = setup.leases.lock("n");

@@ -113,7 +113,7 @@ async fn closed_manager_refuses_everything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_are_told_of_the_closing_at_once() {
+async fn waiters_end_at_close_at_once() {
     let setup = Setup::new();
     let elsewhere = setup.held_elsewhere("elsewhere").await;
     let here = setup.leases.lock("here").lock().await.unwrap();
@@ -144,7 +144,7 @@ async fn waiters_are_told_of_the_closing_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_at_a_hung_store_is_told_of_the_closing_too() {
+async fn waiter_at_a_hung_store_ends_at_close() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
     let mut lock = setup.leases.lock("n");
@@ -175,7 +175,7 @@ async fn acquire_under_way_brings_no_lease_to_a_closed_manager() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_tells_which_names_could_not_be_released() {
+async fn close_names_what_could_not_be_released() {
     let setup = Setup::new();
     let failing: BTreeSet<String> = [7, 8, 77].map(|i| format!("n:{i}")).into();
     let mut leases = Vec::new();
@@ -206,7 +206,7 @@ async fn closing_tells_which_names_could_not_be_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_at_a_hung_store_ends_and_tells() {
+async fn close_at_a_hung_store_ends() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     setup.faults.add(Rule::new(Fault::Hang));

@@ -34,7 +34,7 @@ async fn dies(setup: &Setup, value: &str) -> (Leadership, Faults) {
 }
 
 /// The value and the term that the store has.
-async fn told(setup: &Setup) -> (Option<String>, Option<u64>) {
+async fn annotated(setup: &Setup) -> (Option<String>, Option<u64>) {
     let holder = setup.other().inspect("n").await.expect("the store answers");
     let metadata = holder.and_then(|holder| holder.metadata);
     metadata.map(|metadata| (metadata.value, metadata.fence)).unwrap_or_default()
@@ -56,7 +56,7 @@ async fn resigned_leader_is_followed_at_once_by_one_with_a_later_term() {
     let setup = Setup::new();
     let other = setup.other();
     let me = campaign(&setup.leases, "a").await;
-    assert_eq!(told(&setup).await, (Some("a".into()), me.term()));
+    assert_eq!(annotated(&setup).await, (Some("a".into()), me.term()));
     let next = tokio::spawn(async move { campaign(&other, "b").await });
     settle().await;
     assert!(!next.is_finished());
@@ -68,10 +68,10 @@ async fn resigned_leader_is_followed_at_once_by_one_with_a_later_term() {
     .await;
     assert!(took < MOMENT, "{took:?}");
     assert!(next.term() > term && term.is_some());
-    assert_eq!(told(&setup).await, (Some("b".into()), next.term()));
+    assert_eq!(annotated(&setup).await, (Some("b".into()), next.term()));
     drop(next);
     settle().await;
-    assert_eq!(told(&setup).await, (None, None));
+    assert_eq!(annotated(&setup).await, (None, None));
     assert_eq!(setup.recorded("n").await, None, "dropped is resigned");
 }
 
@@ -94,7 +94,7 @@ async fn candidates_of_one_manager_take_turns() {
     let (_, second) = tokio::join!(async { first.resign().await.unwrap() }, second);
     assert!(second.term() > term, "handed off, in another term");
     settle().await;
-    assert_eq!(told(&setup).await, (Some("one".into()), second.term()));
+    assert_eq!(annotated(&setup).await, (Some("one".into()), second.term()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -109,7 +109,7 @@ async fn candidate_whose_grant_is_gone_stands_again_and_is_no_phantom() {
     let me = campaign.await.unwrap();
     me.check().unwrap();
     assert_eq!(setup.calls(Call::Acquire), 2);
-    assert_eq!(told(&setup).await, (Some("a".into()), me.term()));
+    assert_eq!(annotated(&setup).await, (Some("a".into()), me.term()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -314,7 +314,7 @@ async fn value_is_written_only_by_the_present_leader() {
     let setup = Setup::new();
     let me = campaign(&setup.leases, "a").await;
     me.proclaim("a2").await.unwrap();
-    assert_eq!(told(&setup).await.0.as_deref(), Some("a2"));
+    assert_eq!(annotated(&setup).await.0.as_deref(), Some("a2"));
     settle().await;
     setup.memory.delete("n");
     let next = campaign(&setup.other(), "b").await;
@@ -322,10 +322,10 @@ async fn value_is_written_only_by_the_present_leader() {
     assert_eq!(super::lost(lost), Loss::Taken);
     assert!(me.cancellation_token().is_cancelled());
     assert_eq!(super::lost(me.proclaim("a4").await), Loss::Taken, "nothing is sent");
-    assert_eq!(told(&setup).await, (Some("b".into()), next.term()));
+    assert_eq!(annotated(&setup).await, (Some("b".into()), next.term()));
     drop(me);
     settle().await;
-    assert_eq!(told(&setup).await, (Some("b".into()), next.term()));
+    assert_eq!(annotated(&setup).await, (Some("b".into()), next.term()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -338,7 +338,7 @@ async fn value_that_arrives_late_replaces_no_later_one() {
     me.proclaim("new").await.unwrap();
     setup.faults.heal();
     settle().await;
-    assert_eq!(told(&setup).await.0.as_deref(), Some("new"));
+    assert_eq!(annotated(&setup).await.0.as_deref(), Some("new"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -346,9 +346,9 @@ async fn value_that_could_not_be_written_follows_at_a_renewal() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Annotate).times(2));
     let me = campaign(&setup.leases, "a").await;
-    assert_eq!(told(&setup).await, (None, None));
+    assert_eq!(annotated(&setup).await, (None, None));
     sleep(T).await;
-    assert_eq!(told(&setup).await, (Some("a".into()), me.term()));
+    assert_eq!(annotated(&setup).await, (Some("a".into()), me.term()));
     // Not again before the store would forget it.
     let calls = setup.calls(Call::Annotate);
     sleep(T * 10).await;
@@ -356,7 +356,7 @@ async fn value_that_could_not_be_written_follows_at_a_renewal() {
     sleep(Duration::from_secs(1000)).await;
     assert!(setup.calls(Call::Annotate) > calls);
     sleep(Duration::from_secs(10_000)).await;
-    assert_eq!(told(&setup).await, (Some("a".into()), me.term()), "kept as long as it leads");
+    assert_eq!(annotated(&setup).await, (Some("a".into()), me.term()), "kept as long as it leads");
 }
 
 /// The events that have come, as words.
@@ -382,7 +382,7 @@ async fn observers_hear_of_a_leader_once_the_store_has_its_value() {
     setup.faults.heal();
     let me = leads.await.unwrap();
     assert_eq!(words(&mut events).await, ["Leads"]);
-    assert_eq!(told(&setup).await, (Some("a".into()), me.term()));
+    assert_eq!(annotated(&setup).await, (Some("a".into()), me.term()));
     me.resign().await.unwrap();
     assert_eq!(words(&mut events).await, ["Released"]);
     // It leads also without an answer of the store, but not if the store has lost it meanwhile.
@@ -417,7 +417,7 @@ async fn name_that_is_kept_closed_has_no_leader() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn candidate_that_may_not_tell_does_not_lead() {
+async fn candidate_that_may_not_annotate_does_not_lead() {
     let setup = Setup::new();
     let denied = Error::new(ErrorKind::Denied, "no permission");
     setup.faults.add(Rule::new(Fault::Fail(denied)).on(Call::Annotate).times(1));
@@ -711,10 +711,10 @@ async fn leads_with(setup: &Setup, term: Option<u64>, ttl: Duration) {
     let store: &dyn leasehold::store::Store = &setup.memory;
     let acquire = leasehold::store::Acquire::new(target.clone(), holder, ttl, T);
     store.acquire(acquire).await.unwrap();
-    let told = leasehold::Metadata::new(leasehold::Owner::new("old"), 1)
+    let annotated = leasehold::Metadata::new(leasehold::Owner::new("old"), 1)
         .with_value(Some("by hand".to_owned()))
         .with_fence(term);
-    let annotate = leasehold::store::Annotate::new(target, holder, Some(told), ttl, T);
+    let annotate = leasehold::store::Annotate::new(target, holder, Some(annotated), ttl, T);
     assert!(store.annotate(annotate).await.unwrap());
 }
 
@@ -754,7 +754,7 @@ fn view_outlives_the_runtime_of_its_task() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn label_is_told_at_a_renewal_and_deleted_by_the_release() {
+async fn label_is_recorded_at_a_renewal_and_deleted_by_the_release() {
     let setup = Setup::new();
     let metadata = async || {
         let holder = setup.leases.inspect("n").await.unwrap();
@@ -765,9 +765,9 @@ async fn label_is_told_at_a_renewal_and_deleted_by_the_release() {
     sleep(T / 3 - T / 30).await;
     assert!(metadata().await.is_none());
     sleep(T / 30 + MOMENT).await;
-    let told = metadata().await.expect("told");
-    assert_eq!((told.label.as_deref(), told.fence), (Some("import"), lease.fence()));
-    assert_eq!(told.owner.pid, std::process::id());
+    let annotated = metadata().await.expect("told");
+    assert_eq!((annotated.label.as_deref(), annotated.fence), (Some("import"), lease.fence()));
+    assert_eq!(annotated.owner.pid, std::process::id());
     lease.unlock().await.unwrap();
     settle().await;
     assert_eq!(setup.calls(Call::Annotate), 2);
@@ -781,7 +781,7 @@ async fn label_is_told_at_a_renewal_and_deleted_by_the_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hand_off_replaces_what_the_holder_before_has_told() {
+async fn hand_off_replaces_the_label() {
     let setup = Setup::with(LeaseManager::builder().describe(leasehold::Owner::new("svc")));
     let mut first = setup.leases.lock("n").label("first");
     let lease = first.lock().await.unwrap();
@@ -793,13 +793,13 @@ async fn hand_off_replaces_what_the_holder_before_has_told() {
     let lease = waiting.await.unwrap();
     settle().await;
     assert_eq!(setup.calls(Call::Acquire), 1, "handed off");
-    let told = setup.leases.inspect("n").await.unwrap().unwrap().metadata.expect("told");
-    assert_eq!((told.label.as_deref(), told.fence), (Some("second"), lease.fence()));
-    assert_eq!(told.owner.service, "svc");
+    let annotated = setup.leases.inspect("n").await.unwrap().unwrap().metadata.expect("told");
+    assert_eq!((annotated.label.as_deref(), annotated.fence), (Some("second"), lease.fence()));
+    assert_eq!(annotated.owner.service, "svc");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_many_holds_tell_is_no_storm_and_delays_no_renewal() {
+async fn labels_of_many_holds_delay_no_renewal() {
     let setup = Setup::with(LeaseManager::builder().describe(leasehold::Owner::new("svc")));
     let mut leases = Vec::new();
     for number in 0..1_000 {
@@ -820,7 +820,7 @@ async fn what_many_holds_tell_is_no_storm_and_delays_no_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_could_not_be_told_is_told_once_in_the_end() {
+async fn label_that_failed_is_recorded_once_in_the_end() {
     let setup = Setup::with(LeaseManager::builder().describe(leasehold::Owner::new("svc")));
     let mut leases = Vec::new();
     // More than wait at one time.
@@ -831,8 +831,8 @@ async fn what_could_not_be_told_is_told_once_in_the_end() {
     }
     let _lease = setup.leases.lock("other").label("another").lock().await.unwrap();
     sleep(T * 10).await;
-    let told = setup.other().inspect("other").await.unwrap().unwrap().metadata;
-    assert!(told.is_some(), "it has its turn among those that fail");
+    let annotated = setup.other().inspect("other").await.unwrap().unwrap().metadata;
+    assert!(annotated.is_some(), "it has its turn among those that fail");
     let before = setup.calls(Call::Annotate);
     setup.faults.heal();
     sleep(T * 2).await;

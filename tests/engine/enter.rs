@@ -85,7 +85,7 @@ async fn nested_leases_end_in_any_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_handles_in_one_task_are_rivals() {
+async fn handles_in_one_task_exclude_each_other() {
     let setup = Setup::new();
     let (mut here, mut there) = (setup.leases.lock("n"), setup.leases.lock("n"));
     let lease = here.lock().await.unwrap();
@@ -98,7 +98,7 @@ async fn two_handles_in_one_task_are_rivals() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_managers_on_one_store_are_rivals() {
+async fn managers_on_one_store_exclude_each_other() {
     let setup = Setup::new();
     let there = setup.other();
     let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -152,17 +152,17 @@ async fn lease_outlives_its_handle_and_the_manager() {
 async fn holder_takes_many_names() {
     let setup = Setup::new();
     let mut holder = setup.leases.holder();
-    let mut rival = setup.leases.holder();
+    let mut contender = setup.leases.holder();
     let a = holder.lock("a").await.unwrap();
     let b = holder.try_lock("b").await.unwrap().unwrap();
     let again = holder.lock_timeout("a", T).await.unwrap().unwrap();
     assert_eq!((a.hold_count(), b.hold_count(), again.hold_count()), (2, 1, 2));
-    assert!(rival.try_lock("a").await.unwrap().is_none());
-    assert!(rival.lock_timeout("b", MOMENT).await.unwrap().is_none());
-    let c = rival.lock("c").await.unwrap();
+    assert!(contender.try_lock("a").await.unwrap().is_none());
+    assert!(contender.lock_timeout("b", MOMENT).await.unwrap().is_none());
+    let c = contender.lock("c").await.unwrap();
     a.unlock().await.unwrap();
     again.unlock().await.unwrap();
-    assert!(rival.try_lock("a").await.unwrap().is_some());
+    assert!(contender.try_lock("a").await.unwrap().is_some());
     drop((b, c));
 }
 
@@ -183,7 +183,7 @@ async fn holder_re_enters_after_thousands_of_other_names() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bad_name_is_told_by_the_first_attempt() {
+async fn bad_name_fails_at_the_first_attempt() {
     let setup = Setup::new();
     for name in ["", "a{b", "a}b", "{}", &"x".repeat(513)] {
         let mut lock = setup.leases.lock(name);

@@ -243,7 +243,7 @@ async fn waiter_that_stalled_comes_back_at_its_age() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn line_tells_each_manager_once_and_how_long_it_waits() {
+async fn line_has_each_manager_once_and_how_long_it_waits() {
     let setup = Setup::new();
     let other = setup.other();
     assert!(line(&other).await.is_empty());
@@ -326,7 +326,7 @@ async fn place_of_a_waiter_that_never_asked_is_not_the_next_ones() {
 
 /// The name becomes free, its first waiter goes, and the request of the next one is slower than the one that gives the place up.
 #[tokio::test(start_paused = true)]
-async fn place_of_a_waiter_that_goes_is_passed_on_to_the_next() {
+async fn arrival_of_a_waiter_that_goes_is_inherited() {
     let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
     let (other, grants) = (setup.other(), Grants::default());
     let lease = setup.held_elsewhere("n").await;
@@ -484,7 +484,7 @@ async fn store_with_a_queue_gets_no_places() {
 
 /// Several managers with many tasks: whoever came first by the clock is served first.
 #[tokio::test(start_paused = true)]
-async fn crowds_of_several_managers_are_served_in_order() {
+async fn waiters_of_several_managers_are_served_in_order() {
     let setup = Setup::new();
     let managers: Vec<_> = (0..4).map(|_| setup.other()).collect();
     let blocker = setup.held_elsewhere("n").await;

@@ -195,7 +195,7 @@ fn bound_beyond_9999_is_invalid_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tenth_of_the_time_to_live_after_its_grant_it_is_given_back() {
+async fn hold_is_released_a_tenth_of_the_ttl_after_its_grant() {
     let setup = Setup::new();
     for (held, passed) in [(CHAIN - MOMENT, true), (CHAIN, false), (CHAIN + MOMENT, false)] {
         let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -222,7 +222,7 @@ async fn tenth_of_the_time_to_live_after_its_grant_it_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grant_that_took_long_is_passed_on_for_less_time() {
+async fn grant_that_took_long_is_handed_off_for_less_time() {
     for (took, passed) in [(CHAIN - 2 * MOMENT, true), (CHAIN, false), (T / 3, false)] {
         let setup = Setup::new();
         setup.faults.add(Rule::new(Fault::Delay(took)).on(Call::Acquire).times(1));
@@ -236,7 +236,7 @@ async fn grant_that_took_long_is_passed_on_for_less_time() {
 }
 
 /// Ends a lease that must not be handed off: the waiter gets a new grant.
-async fn expect_given_back(setup: &Setup, lease: Lease, wire: &str, context: &str) {
+async fn expect_released(setup: &Setup, lease: Lease, wire: &str, context: &str) {
     let releases = setup.calls(Call::Release);
     let fence = lease.fence();
     let next = in_line(&setup.leases).await;
@@ -273,7 +273,7 @@ async fn lease_at_risk_or_being_renewed_is_released() {
             drop(lease);
             drop(handed(next));
         } else {
-            expect_given_back(&setup, lease, &wire, &context).await;
+            expect_released(&setup, lease, &wire, &context).await;
         }
     }
 }
@@ -383,7 +383,7 @@ async fn nested_holder_passes_on_at_the_last_of_its_leases() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_that_passed_on_waits_like_everybody_else() {
+async fn handle_after_a_hand_off_waits_like_others() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.unwrap();

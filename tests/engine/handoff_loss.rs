@@ -29,40 +29,40 @@ async fn strike(setup: &Setup, cause: Loss) {
 }
 
 /// The loss of a lease that was handed off, which must never be reported.
-struct PassedOn {
-    told: JoinHandle<Loss>,
+struct HandedOff {
+    reported: JoinHandle<Loss>,
     lost: Pin<Box<dyn Future<Output = Loss> + Send>>,
 }
 
 /// Passes a lease on; its own token fires by that.
-async fn pass_on(lease: Lease, next: Waiter) -> (PassedOn, Lease) {
-    let (told, lost) = (tokio::spawn(lease.lost()), Box::pin(lease.lost()));
+async fn hand_off(lease: Lease, next: Waiter) -> (HandedOff, Lease) {
+    let (reported, lost) = (tokio::spawn(lease.lost()), Box::pin(lease.lost()));
     let token = lease.cancellation_token();
     tokio::task::yield_now().await;
     assert!(!token.is_cancelled());
     lease.unlock().await.unwrap();
     assert!(token.is_cancelled());
-    (PassedOn { told, lost }, handed(next))
+    (HandedOff { reported, lost }, handed(next))
 }
 
-impl PassedOn {
+impl HandedOff {
     async fn never_lost(mut self, cause: Loss) {
-        assert!(!self.told.is_finished(), "{cause:?}");
+        assert!(!self.reported.is_finished(), "{cause:?}");
         assert!(poll_once(self.lost.as_mut()).await.is_pending(), "{cause:?}");
-        self.told.abort();
+        self.reported.abort();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn loss_is_told_to_the_holder_and_the_next_gets_a_new_grant() {
+async fn loss_ends_the_holder_and_the_next_gets_a_new_grant() {
     for cause in CAUSES {
         let setup = prone_to(cause);
         let first = setup.leases.lock("n").lock().await.unwrap();
         let wire = on_the_wire(&setup).await;
         let (next, then) = (in_line(&setup.leases).await, in_line(&setup.leases).await);
         let mut last = in_line(&setup.leases).await;
-        let (first, second) = pass_on(first, next).await;
-        let (second, lease) = pass_on(second, then).await;
+        let (first, second) = hand_off(first, next).await;
+        let (second, lease) = hand_off(second, then).await;
         let token = lease.cancellation_token();
         settle().await;
         assert!(!token.is_cancelled());

@@ -8,17 +8,17 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// Tasks of one process that lock "n" again and again, each holding it for a while.
-struct Crowd {
+struct Callers {
     tasks: JoinSet<()>,
     turns: Arc<AtomicUsize>,
 }
 
-impl Crowd {
+impl Callers {
     fn gather(leases: &LeaseManager, size: usize, hold: Duration) -> Self {
-        let mut crowd = Self { tasks: JoinSet::new(), turns: Arc::default() };
+        let mut callers = Self { tasks: JoinSet::new(), turns: Arc::default() };
         for _ in 0..size {
-            let (mut lock, turns) = (leases.lock("n"), Arc::clone(&crowd.turns));
-            crowd.tasks.spawn(async move {
+            let (mut lock, turns) = (leases.lock("n"), Arc::clone(&callers.turns));
+            callers.tasks.spawn(async move {
                 for round in 0.. {
                     let lease = lock.lock().await.unwrap();
                     turns.fetch_add(1, Ordering::Relaxed);
@@ -32,7 +32,7 @@ impl Crowd {
                 }
             });
         }
-        crowd
+        callers
     }
 
     fn turns(&self) -> usize {
@@ -53,24 +53,24 @@ fn another_process_gets_in_after_the_bound_at_the_latest() {
     for bound in [0, 3, 127] {
         watched(move || async move {
             let setup = Setup::with(LeaseManager::builder().max_local_handoffs(bound));
-            let crowd = Crowd::gather(&setup.leases, 10, MOMENT);
+            let callers = Callers::gather(&setup.leases, 10, MOMENT);
             let mut theirs = setup.other().lock("n");
             let mut last = None;
             for round in 1..=20 {
                 // Not always at the same place of a chain.
                 sleep(round * 7 * MOMENT).await;
-                let before = crowd.turns();
+                let before = callers.turns();
                 let (took, lease) = timed(theirs.lock()).await;
                 let lease = lease.unwrap();
-                let ahead = crowd.turns() - before;
+                let ahead = callers.turns() - before;
                 assert!(ahead <= bound as usize + 1, "{ahead} went first with a bound of {bound}");
                 assert!(took <= (bound + 2) * 2 * MOMENT, "{took:?}");
                 assert!(lease.fence() > last);
                 last = lease.fence();
                 lease.unlock().await.unwrap();
             }
-            assert!(crowd.turns() > 400, "{} turns", crowd.turns());
-            crowd.go().await;
+            assert!(callers.turns() > 400, "{} turns", callers.turns());
+            callers.go().await;
             settle().await;
             assert!(setup.memory.is_empty());
         });
@@ -82,7 +82,7 @@ fn process_elsewhere_enters_after_a_tenth_of_the_ttl_at_latest() {
     watched(async || {
         let hold = T / 70;
         let setup = Setup::with(LeaseManager::builder().max_local_handoffs(9_999));
-        let crowd = Crowd::gather(&setup.leases, 10, hold);
+        let callers = Callers::gather(&setup.leases, 10, hold);
         let mut theirs = setup.other().lock("n");
         for round in 0..20 {
             sleep(round * T / 50).await;
@@ -91,19 +91,19 @@ fn process_elsewhere_enters_after_a_tenth_of_the_ttl_at_latest() {
             assert!(took <= T / 10 + hold + 5 * MOMENT, "{took:?}");
             lease.unwrap().unlock().await.unwrap();
         }
-        crowd.go().await;
+        callers.go().await;
     });
 }
 
 #[test]
-fn crowds_of_two_processes_take_turns() {
+fn callers_of_two_processes_take_turns() {
     watched(async || {
         let setup = Setup::with(LeaseManager::builder().max_local_handoffs(7));
         let other =
             LeaseManager::builder().max_local_handoffs(7).build(setup.memory.clone()).unwrap();
         let hold = 3 * MOMENT;
-        let here = Crowd::gather(&setup.leases, 5, hold);
-        let there = Crowd::gather(&other, 5, hold);
+        let here = Callers::gather(&setup.leases, 5, hold);
+        let there = Callers::gather(&other, 5, hold);
         sleep(T).await;
         let (ours, theirs) = (here.turns(), there.turns());
         assert!(ours.abs_diff(theirs) <= (ours + theirs) / 10, "{ours} and {theirs}");
@@ -143,7 +143,7 @@ fn one_task_that_locks_again_at_once_keeps_nobody_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_that_gives_way_can_still_give_up_in_time() {
+async fn waiter_that_yields_can_still_give_up_in_time() {
     let setup = Setup::new();
     // A slow way to the store makes for a long wait.
     let slow = Duration::from_millis(100);
@@ -308,7 +308,7 @@ async fn close_amid_hand_offs_without_rest_leaves_nothing() {
 
 /// A call that is polled once and dropped takes the name again and again, and never waits.
 #[tokio::test(start_paused = true)]
-async fn grant_that_no_call_took_gives_way_to_a_waiter_elsewhere() {
+async fn grant_that_no_call_took_goes_to_a_waiter_elsewhere() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));

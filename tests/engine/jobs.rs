@@ -243,7 +243,7 @@ async fn success_whose_mark_is_not_there_is_unconfirmed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn success_that_the_store_does_not_confirm_is_told_apart() {
+async fn success_that_the_store_does_not_confirm_is_distinct() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release));
     let outcome = good(&setup.leases).await.unwrap();
@@ -585,7 +585,7 @@ async fn loss_by_the_process_is_followed_by_the_delay() {
 
 /// The waiter in between, which has the same delay, gives up.
 #[tokio::test(start_paused = true)]
-async fn hold_with_a_delay_is_not_passed_on_to_one_without() {
+async fn hold_with_a_delay_is_not_handed_off_to_one_without() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock_delay(DELAY).lock().await.unwrap();
     let (mut with, mut without) =

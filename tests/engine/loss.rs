@@ -362,7 +362,7 @@ async fn with_reports_a_loss_that_the_release_finds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grant_that_comes_while_its_name_is_forced_open_is_told() {
+async fn grant_while_its_name_is_forced_open_is_lost() {
     let slow = Fault::Delay(5 * MOMENT);
     for answers in [true, false] {
         let setup = Setup::new();
@@ -426,7 +426,7 @@ impl Wake for Asks {
 }
 
 #[tokio::test(start_paused = true)]
-async fn holder_told_of_a_loss_finds_the_turn_free() {
+async fn holder_after_a_loss_finds_the_turn_free() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));

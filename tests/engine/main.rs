@@ -18,7 +18,7 @@ mod multi_lock;
 mod observe;
 mod permit_handoff;
 mod random;
-mod read_cohort;
+mod readers;
 mod release;
 mod renew;
 mod rounds;

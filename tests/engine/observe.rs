@@ -48,7 +48,7 @@ fn reason(why: &Refusal) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_tell_the_life_of_a_lease_in_order() {
+async fn events_report_the_life_of_a_lease_in_order() {
     let setup = Setup::new();
     let mut events = setup.leases.events(100);
     let mut lock = setup.leases.lock("n");
@@ -80,22 +80,24 @@ async fn event_has_name_mode_holder_and_times() {
     while let Poll::Ready(Some(event)) = poll_once(pin!(events.next())).await {
         all.push(event);
     }
-    let told: Vec<_> = all.iter().map(word).collect();
+    let reported: Vec<_> = all.iter().map(word).collect();
     assert_eq!(
-        told,
+        reported,
         ["granted by Store", "waits behind 0", "Released", "granted by Store after a wait"]
     );
     assert!(all.iter().all(|event| event.mode() == Some(leasehold::store::Mode::Exclusive)));
     assert_eq!(all[0].holder(), Some(holder));
     assert_eq!((all[1].holder(), all[2].holder()), (None, Some(holder)));
     assert_eq!(all[3].holder(), Some(lease.holder_id()));
-    assert!(matches!(all[0].kind(), EventKind::Granted { fence: told, .. } if *told == fence));
+    assert!(
+        matches!(all[0].kind(), EventKind::Granted { fence: reported, .. } if *reported == fence)
+    );
     assert!(matches!(all[2].kind(), EventKind::Released { held, .. } if *held >= T / 5));
     assert!(matches!(all[3].kind(), EventKind::Granted { waited, .. } if *waited >= T / 5));
 }
 
 #[tokio::test(start_paused = true)]
-async fn hand_off_is_told_by_both_holders() {
+async fn hand_off_is_reported_by_both_holders() {
     let setup = Setup::new();
     let mut events = setup.leases.events(100);
     let held = setup.leases.lock("n").lock().await.unwrap();
@@ -129,7 +131,7 @@ async fn hand_off_is_told_by_both_holders() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hold_that_no_waiter_accepts_is_told_by_no_grant() {
+async fn hold_that_no_waiter_accepts_is_reported_by_no_grant() {
     let setup = Setup::new();
     let mut events = setup.leases.events(100);
     let held = setup.leases.lock("n").lock().await.unwrap();
@@ -141,14 +143,14 @@ async fn hold_that_no_waiter_accepts_is_told_by_no_grant() {
         assert_eq!(setup.leases.holdings(), []);
     }
     settle().await;
-    let told = ["granted by Store", "waits behind 0", "HandedOff", "not granted: Dropped"];
-    assert_eq!(words(&mut events).await, told);
+    let reported = ["granted by Store", "waits behind 0", "HandedOff", "not granted: Dropped"];
+    assert_eq!(words(&mut events).await, reported);
     assert_eq!(setup.leases.stats().waiters, 0);
     assert!(setup.memory.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn readers_that_join_are_told_and_counted() {
+async fn readers_that_join_are_reported_and_counted() {
     let setup = Setup::new();
     let mut events = setup.leases.events(100);
     let one = setup.leases.rw_lock("n").read().await.unwrap();
@@ -170,7 +172,7 @@ async fn readers_that_join_are_told_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn call_without_a_lease_is_told_with_its_reason() {
+async fn call_without_a_lease_is_reported_with_its_reason() {
     let setup = Setup::new();
     let _held = setup.held_elsewhere("n").await;
     let mut events = setup.leases.events(100);
@@ -197,7 +199,7 @@ async fn call_without_a_lease_is_told_with_its_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loss_is_told_once_with_its_cause() {
+async fn loss_is_reported_once_with_its_cause() {
     let setup = Setup::new();
     let mut events = setup.leases.events(100);
     let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -211,8 +213,8 @@ async fn loss_is_told_once_with_its_cause() {
     assert_eq!((health.at_risk, health.losses_1m), (0, 1));
     assert!(health.store_silent_for > T / 4, "{health:?}");
     assert!(health.is_live() && health.is_ready());
-    let told = words(&mut events).await;
-    assert_eq!(told, ["granted by Store", "AtRisk", "lost: Expired"]);
+    let reported = words(&mut events).await;
+    assert_eq!(reported, ["granted by Store", "AtRisk", "lost: Expired"]);
     let stats = setup.leases.stats();
     assert_eq!((stats.lost, stats.lost_by(Loss::Expired), stats.lost_by(Loss::Gone)), (1, 1, 0));
     setup.faults.heal();
@@ -237,7 +239,7 @@ async fn loss_is_told_once_with_its_cause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loss_that_the_release_finds_is_told() {
+async fn loss_that_the_release_finds_is_reported() {
     let setup = Setup::new();
     let mut events = setup.leases.events(100);
     let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -247,7 +249,7 @@ async fn loss_that_the_release_finds_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn release_that_fails_is_told() {
+async fn release_that_fails_is_reported() {
     let setup = Setup::new();
     let mut events = setup.leases.events(100);
     let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -262,7 +264,7 @@ async fn release_that_fails_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reconnect_is_told() {
+async fn reconnect_is_reported() {
     let setup = Setup::new();
     let mut events = setup.leases.events(100);
     setup.faults.reconnect();
@@ -311,8 +313,8 @@ async fn stream_ends_with_the_last_event_of_a_close() {
     settle().await;
     drop(lease);
     closing.await.unwrap().unwrap();
-    let (told, mut events) = waits.await.unwrap();
-    assert_eq!(told, ["granted by Store", "lost: Closed"]);
+    let (reported, mut events) = waits.await.unwrap();
+    assert_eq!(reported, ["granted by Store", "lost: Closed"]);
     assert!(events.next().await.is_none());
     assert!(setup.leases.events(1).next().await.is_none());
     let health = setup.leases.health();
@@ -350,10 +352,10 @@ async fn stream_wakes_the_task_that_polled_it_last() {
     let setup = Setup::new();
     let mut events = setup.leases.events(100);
     assert!(poll_once(pin!(events.next())).await.is_pending());
-    let told = tokio::spawn(async move { events.next().await.map(|event| word(&event)) });
+    let reported = tokio::spawn(async move { events.next().await.map(|event| word(&event)) });
     settle().await;
     let _lease = setup.leases.lock("n").lock().await.unwrap();
-    assert_eq!(told.await.unwrap().as_deref(), Some("granted by Store"));
+    assert_eq!(reported.await.unwrap().as_deref(), Some("granted by Store"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -392,8 +394,8 @@ impl<F: Fn(&Event) + Send + Sync + 'static> Observer for Then<F> {
 }
 
 fn observed(then: impl Fn(&Event) + Send + Sync + 'static) -> (Setup, Receiver<String>) {
-    let (told, seen) = mpsc::channel();
-    let setup = Setup::with(LeaseManager::builder().observer(Then(Mutex::new(told), then)));
+    let (reported, seen) = mpsc::channel();
+    let setup = Setup::with(LeaseManager::builder().observer(Then(Mutex::new(reported), then)));
     (setup, seen)
 }
 
@@ -405,8 +407,8 @@ async fn observer_that_panics_misses_only_that_event() {
     for _ in 0..2 {
         setup.leases.lock("n").lock().await.unwrap().unlock().await.unwrap();
     }
-    for told in ["granted by Store", "Released", "granted by Store", "Released"] {
-        assert_eq!(seen.recv_timeout(LIMIT).unwrap(), told);
+    for reported in ["granted by Store", "Released", "granted by Store", "Released"] {
+        assert_eq!(seen.recv_timeout(LIMIT).unwrap(), reported);
     }
 }
 
@@ -482,8 +484,8 @@ async fn observer_that_blocks_delays_no_lease_and_no_token() {
     assert!(words(&mut stream).await.contains(&"lost: Expired".to_owned()), "others see it");
     assert!(seen.try_recv().is_err(), "it is still blocked");
     drop(resume);
-    let told: Vec<_> = std::iter::from_fn(|| seen.recv_timeout(LIMIT).ok()).take(202).collect();
-    assert_eq!(told.last().map(String::as_str), Some("lost: Expired"));
+    let reported: Vec<_> = std::iter::from_fn(|| seen.recv_timeout(LIMIT).ok()).take(202).collect();
+    assert_eq!(reported.last().map(String::as_str), Some("lost: Expired"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -538,11 +540,11 @@ async fn observer_that_is_far_behind_hears_how_many_it_missed() {
 #[tokio::test]
 async fn close_waits_until_observers_have_seen_the_end() {
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&seen);
+    let reported = Arc::clone(&seen);
     let (sender, _) = mpsc::channel();
     let then = Then(Mutex::new(sender), move |event: &Event| {
         std::thread::sleep(MOMENT * 20);
-        told.lock().unwrap().push(word(event));
+        reported.lock().unwrap().push(word(event));
     });
     let leases = LeaseManager::builder().observer(then).connect("memory:").await.unwrap();
     drop(leases.lock("n").lock().await.unwrap());
@@ -605,12 +607,12 @@ async fn every_kind_of_handle_has_a_class_and_a_label() {
         candidate.campaign().await.unwrap(),
     );
     let classes = job.run(async |_| {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for holding in leases.holdings() {
             assert_eq!(holding.label, Some(format!("of {}", holding.class)), "{}", holding.name);
-            told.push(holding.class);
+            reported.push(holding.class);
         }
-        Ok::<_, ()>(told)
+        Ok::<_, ()>(reported)
     });
     let Ok(leasehold::Once::Ran(mut classes)) = classes.await else { panic!("it is free") };
     classes.sort_unstable();
@@ -621,23 +623,23 @@ async fn every_kind_of_handle_has_a_class_and_a_label() {
 
 /// Their waits end while holds are handed off, so that some take up an offer that they were not woken for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn hand_off_is_told_before_the_grant_that_follows() {
+async fn hand_off_is_reported_before_the_grant_that_follows() {
     let setup = Setup::new();
     let mut events = setup.leases.events(1_000_000);
-    let mut flows = tokio::task::JoinSet::new();
-    for flow in 0..24_u64 {
+    let mut tasks = tokio::task::JoinSet::new();
+    for ended in 0..24_u64 {
         let mut lock = setup.leases.lock("n");
-        flows.spawn(async move {
+        tasks.spawn(async move {
             for round in 0..500_u64 {
-                let limit = Duration::from_micros((flow * 37 + round * 101) % 4096);
+                let limit = Duration::from_micros((ended * 37 + round * 101) % 4096);
                 if let Ok(Some(lease)) = lock.lock_timeout(limit).await {
                     lease.unlock().await.unwrap();
                 }
             }
         });
     }
-    while let Some(flow) = flows.join_next().await {
-        flow.unwrap();
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
     }
     let (mut held, mut grants) = (false, 0);
     while let Poll::Ready(Some(event)) = poll_once(pin!(events.next())).await {

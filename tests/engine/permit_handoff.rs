@@ -165,16 +165,16 @@ async fn permit_not_accepted_is_released_before_it_expires() {
     let setup = Setup::new();
     let bundle = pool(&setup.leases).acquire_many(2).await.unwrap();
     let semaphore = pool(&setup.leases);
-    let mut aside = Box::pin(semaphore.acquire_many(2));
+    let mut unpolled = Box::pin(semaphore.acquire_many(2));
     for _ in 0..3 {
-        assert!(poll_once(aside.as_mut()).await.is_pending());
+        assert!(poll_once(unpolled.as_mut()).await.is_pending());
         settle().await;
     }
     bundle.unlock().await.unwrap();
     let (took, next) = timed(pool(&setup.leases).acquire_many(2)).await;
     assert!(took < T / 2, "{took:?}");
     next.unwrap().unlock().await.unwrap();
-    let late = aside.await.unwrap();
+    let late = unpolled.await.unwrap();
     late.check().unwrap();
     drop(late);
     settle().await;
@@ -182,7 +182,7 @@ async fn permit_not_accepted_is_released_before_it_expires() {
 }
 
 /// Tasks that want permits all the time.
-fn crowd(
+fn callers(
     leases: &LeaseManager,
     size: usize,
     ends: &Arc<AtomicBool>,
@@ -203,9 +203,9 @@ fn crowd(
 }
 
 /// Runs a crowd for T, and returns how often one of it got a permit.
-async fn turns_of_a_crowd(setup: &Setup) -> usize {
+async fn turns_of_callers(setup: &Setup) -> usize {
     let ends = Arc::default();
-    let (mut tasks, turns) = crowd(&setup.leases, 12, &ends);
+    let (mut tasks, turns) = callers(&setup.leases, 12, &ends);
     sleep(T).await;
     ends.store(true, Ordering::Relaxed);
     while let Some(ended) = tasks.join_next().await {
@@ -219,7 +219,7 @@ async fn waiters_of_other_managers_get_their_turn() {
     for bound in [0, 3, 127] {
         let setup = Setup::with(LeaseManager::builder().max_local_handoffs(bound));
         let ends = Arc::default();
-        let (mut tasks, turns) = crowd(&setup.leases, 12, &ends);
+        let (mut tasks, turns) = callers(&setup.leases, 12, &ends);
         let other = setup.other();
         sleep(T / 10).await;
         for round in 1..=20u32 {
@@ -241,9 +241,9 @@ async fn waiters_of_other_managers_get_their_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn crowd_alone_sends_few_requests() {
+async fn contention_alone_sends_few_requests() {
     let setup = Setup::new();
-    let turns = turns_of_a_crowd(&setup).await;
+    let turns = turns_of_callers(&setup).await;
     let [asked, released, subscribed] = sent(&setup);
     assert!(turns > 10_000, "{turns}");
     let all = asked + released + subscribed;
@@ -255,13 +255,13 @@ async fn crowd_alone_sends_few_requests() {
 /// Permits that change hands faster than the store answers: what the requests bring is used, and the next flow does not ask
 /// again at each change.
 #[tokio::test(start_paused = true)]
-async fn crowd_faster_than_the_store_sends_few_requests() {
+async fn contention_faster_than_the_store_sends_few_requests() {
     for slow in [&[Call::Acquire][..], &[Call::Acquire, Call::Subscribe]] {
         let setup = Setup::new();
         for call in slow {
             setup.faults.add(Rule::new(Fault::Delay(MOMENT * 50)).on(*call));
         }
-        let (turns, asked) = (turns_of_a_crowd(&setup).await, setup.calls(Call::Acquire));
+        let (turns, asked) = (turns_of_callers(&setup).await, setup.calls(Call::Acquire));
         assert!(turns > 8_000, "{turns}");
         assert!(asked < turns / 20, "{asked} requests for {turns} turns, {slow:?} slow");
         settle().await;
@@ -271,7 +271,7 @@ async fn crowd_faster_than_the_store_sends_few_requests() {
 
 /// The request of a flow that is handed a permit meanwhile brings one for the next flow, which asks once at most.
 #[tokio::test(start_paused = true)]
-async fn grant_that_no_flow_waits_for_goes_to_the_next() {
+async fn grant_that_no_call_waits_for_goes_to_the_next() {
     for slow in [&[Call::Acquire][..], &[Call::Acquire, Call::Subscribe]] {
         let setup = Setup::new();
         let here = pool(&setup.leases).acquire().await.unwrap();
@@ -298,7 +298,7 @@ async fn grant_that_no_flow_waits_for_goes_to_the_next() {
 
 /// A permit that another process releases goes to the flow that waits in place of the one before it.
 #[tokio::test(start_paused = true)]
-async fn permit_released_elsewhere_reaches_the_next_flow() {
+async fn permit_released_elsewhere_reaches_the_next_call() {
     for wait in [1, 30, 60, 90, 120, 200] {
         let setup = Setup::new();
         let elsewhere = pool(&setup.other()).acquire().await.unwrap();

@@ -221,7 +221,7 @@ impl Model {
     }
 
     /// Checks that no handle believes in a key that is not its own.
-    fn check_told(&self) -> Result<(), TestCaseError> {
+    fn check_seen(&self) -> Result<(), TestCaseError> {
         for handle in 0..HANDLES {
             let right = !self.believes(handle) || self.key() == Some(handle);
             prop_assert!(right, "handle {handle} was not told");
@@ -373,7 +373,7 @@ impl Trial {
             Step::Wait => {
                 sleep(T).await;
                 self.look(model)?;
-                model.check_told()?;
+                model.check_seen()?;
             }
             Step::Lose(call) => {
                 // One at a time: a call that is not answered again and again says so.
@@ -392,7 +392,7 @@ fn loss(error: Error) -> Result<Loss, TestCaseError> {
 }
 
 /// Runs a story, in which all chance comes from `seed`, and returns how long it took.
-fn tell(seed: u64, steps: &[(Step, bool)]) -> Result<Duration, TestCaseError> {
+fn replay(seed: u64, steps: &[(Step, bool)]) -> Result<Duration, TestCaseError> {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().start_paused(true).build().expect("a runtime");
     runtime.block_on(async {
@@ -416,12 +416,12 @@ fn tell(seed: u64, steps: &[(Step, bool)]) -> Result<Duration, TestCaseError> {
 }
 
 #[test]
-fn any_story_ends_as_told() {
+fn story_ends_as_the_model_has_it() {
     // What fails is printed as a whole: no file is left behind.
     let config = Config { failure_persistence: None, ..Config::default() };
     let stories = (any::<u64>().no_shrink(), steps());
     let result =
-        TestRunner::new(config).run(&stories, |(seed, steps)| tell(seed, &steps).map(|_| ()));
+        TestRunner::new(config).run(&stories, |(seed, steps)| replay(seed, &steps).map(|_| ()));
     match result {
         Ok(()) => {}
         Err(TestError::Fail(why, (seed, steps))) => {
@@ -433,7 +433,7 @@ fn any_story_ends_as_told() {
 
 /// Found by chance.
 #[test]
-fn stories_that_once_failed_end_as_told() {
+fn stories_that_once_failed_end_well() {
     use Call::*;
     use Step::*;
     let stories: &[(u64, &[(Step, bool)])] = &[
@@ -482,18 +482,18 @@ fn stories_that_once_failed_end_as_told() {
         ),
     ];
     for (seed, steps) in stories {
-        if let Err(failure) = tell(*seed, steps) {
+        if let Err(failure) = replay(*seed, steps) {
             panic!("({seed}, &{steps:?}): {failure}");
         }
     }
 }
 
 #[test]
-fn story_takes_the_same_time_when_it_is_told_again() {
+fn story_takes_the_same_time_again() {
     // The release is tried again after a pause with jitter.
     let steps =
         [(Step::Try(0), true), (Step::Lose(Call::Release), true), (Step::Unlock(0, 0), false)];
-    let time = |seed| tell(seed, &steps).expect("as the model has it");
+    let time = |seed| replay(seed, &steps).expect("as the model has it");
     assert_eq!(time(1), time(1));
     assert_ne!(time(1), time(2));
 }

@@ -108,7 +108,7 @@ async fn release_that_fails_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn release_that_goes_on_failing_is_told_and_tried_on() {
+async fn release_that_goes_on_failing_is_tried_on() {
     for kind in [ErrorKind::Unavailable, ErrorKind::Denied, ErrorKind::Rejected] {
         let setup = Setup::new();
         let error = Error::new(kind, "no").with_fate(Fate::NotExecuted);

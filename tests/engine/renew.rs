@@ -121,12 +121,12 @@ async fn nobody_else_gets_in_before_the_token_has_fired() {
         setup.faults.until_calls(Call::Renew, renewals).await;
         settle().await;
         setup.faults.add(Rule::new(Fault::Hang));
-        let mut rival = setup.other().lock("n");
-        let rival = tokio::spawn(async move { (rival.lock().await.unwrap(), Instant::now()) });
+        let mut waiter = setup.other().lock("n");
+        let waiter = tokio::spawn(async move { (waiter.lock().await.unwrap(), Instant::now()) });
         lease.cancellation_token().cancelled().await;
         let fired = Instant::now();
-        assert!(!rival.is_finished());
-        let (_theirs, entered) = rival.await.unwrap();
+        assert!(!waiter.is_finished());
+        let (_theirs, entered) = waiter.await.unwrap();
         let apart = entered - fired;
         assert!(apart >= GRACE && apart < GRACE + Duration::from_secs(1), "{apart:?}");
     }

@@ -43,21 +43,21 @@ fn waiter_elsewhere_takes_over_when_the_engines_runtime_ends() {
 fn hold_elsewhere_is_renewed_when_the_engines_runtime_ends() {
     let (first, second, setup) = setup();
     // Both have begun to wait before it ends.
-    let (working, told, lost) = second.block_on(async {
+    let (working, watched, lost) = second.block_on(async {
         let lease = setup.leases.lock("working").lock().await.unwrap();
         let mut working = Box::pin(async move { lease.run(std::future::pending::<()>()).await });
         assert!(poll_once(working.as_mut()).await.is_pending());
-        let told = setup.leases.lock("told").lock().await.unwrap();
-        let mut lost = Box::pin(told.lost());
+        let watched = setup.leases.lock("told").lock().await.unwrap();
+        let mut lost = Box::pin(watched.lost());
         assert!(poll_once(lost.as_mut()).await.is_pending());
-        (tokio::spawn(working), told, tokio::spawn(lost))
+        (tokio::spawn(working), watched, tokio::spawn(lost))
     });
     drop(first);
     let renewals = setup.calls(Call::Renew);
     second.block_on(async {
         let renewed = setup.faults.until_calls(Call::Renew, renewals + 8);
         timeout(LONG, renewed).await.expect("renewed");
-        told.check().unwrap();
+        watched.check().unwrap();
         assert!(!working.is_finished() && !lost.is_finished());
     });
 }
@@ -233,12 +233,12 @@ async fn waker_that_panics_strikes_nobody_else() {
         let leases = builder.build(store).expect("a manager");
         let struck = leases.lock("struck").lock().await.unwrap();
         let other = leases.lock("other").lock().await.unwrap();
-        let (token, told) = (struck.cancellation_token(), other.cancellation_token());
+        let (token, watched) = (struck.cancellation_token(), other.cancellation_token());
         let waker = Waker::from(Arc::new(Bomb));
         let mut fires = Box::pin(token.cancelled());
         assert!(fires.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         faults.add(Rule::new(Fault::Hang).on(Call::Renew));
-        timeout(LONG, told.cancelled()).await.expect("told");
+        timeout(LONG, watched.cancelled()).await.expect("told");
         assert_eq!(lost(other.check()), Loss::Expired);
         assert_eq!(lost(struck.check()), Loss::Expired);
         faults.heal();

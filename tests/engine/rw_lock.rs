@@ -519,7 +519,7 @@ async fn waiter_that_is_gone_does_not_delay_the_other_side() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn losses_are_told_and_leave_other_readers_alone() {
+async fn losses_leave_other_readers_alone() {
     let setup = Setup::new();
     let (one, two) = (reads(&setup.leases).await.unwrap(), reads(&setup.other()).await.unwrap());
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));

@@ -229,35 +229,35 @@ async fn resize_to_fewer_waits_until_enough_have_come_back() {
 
 /// Callers that use the four permits of a pool all the time, and what they see after it has one.
 #[derive(Default)]
-struct Crowd {
+struct Callers {
     out: AtomicU32,
     shrunk: Mutex<Option<Instant>>,
     /// When a permit was granted while others were out, after that.
     beyond: Mutex<Vec<Duration>>,
 }
 
-impl Crowd {
+impl Callers {
     async fn of(leases: &LeaseManager, use_for: Duration) -> Arc<Self> {
-        let crowd = Arc::new(Self::default());
+        let callers = Arc::new(Self::default());
         for _ in 0..50 {
-            let (pool, crowd) = (pool(leases), Arc::clone(&crowd));
+            let (pool, callers) = (pool(leases), Arc::clone(&callers));
             tokio::spawn(async move {
                 loop {
                     let permit = pool.acquire().await.unwrap();
-                    let others = crowd.out.fetch_add(1, Ordering::SeqCst);
-                    let shrunk = *crowd.shrunk.lock().unwrap();
+                    let others = callers.out.fetch_add(1, Ordering::SeqCst);
+                    let shrunk = *callers.shrunk.lock().unwrap();
                     if let Some(shrunk) = shrunk.filter(|_| others > 0) {
-                        crowd.beyond.lock().unwrap().push(shrunk.elapsed());
+                        callers.beyond.lock().unwrap().push(shrunk.elapsed());
                     }
                     sleep(use_for).await;
-                    crowd.out.fetch_sub(1, Ordering::SeqCst);
+                    callers.out.fetch_sub(1, Ordering::SeqCst);
                     permit.unlock().await.unwrap();
                 }
             });
         }
         sleep(use_for * 5 / 2).await;
-        assert_eq!(crowd.out.load(Ordering::SeqCst), 4);
-        crowd
+        assert_eq!(callers.out.load(Ordering::SeqCst), 4);
+        callers
     }
 
     /// Returns when permits were granted beyond the one that there is.
@@ -278,33 +278,33 @@ impl Crowd {
 #[tokio::test(start_paused = true)]
 async fn resize_to_fewer_ends_the_hand_offs_of_its_manager() {
     let setup = Setup::new();
-    let crowd = Crowd::of(&setup.leases, MOMENT * 10).await;
-    assert_eq!(crowd.shrink_to_one(&setup.leases).await, []);
+    let callers = Callers::of(&setup.leases, MOMENT * 10).await;
+    assert_eq!(callers.shrink_to_one(&setup.leases).await, []);
 }
 
 #[tokio::test(start_paused = true)]
 async fn resize_that_is_dropped_ends_hand_offs_too() {
     let setup = Setup::new();
-    let crowd = Crowd::of(&setup.leases, MOMENT * 10).await;
+    let callers = Callers::of(&setup.leases, MOMENT * 10).await;
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Resize).times(1));
     let resize = tokio::time::timeout(MOMENT, pool(&setup.leases).resize(1)).await;
     assert!(resize.is_err(), "it has no answer");
-    assert_eq!(crowd.beyond_one(&setup.leases).await, []);
+    assert_eq!(callers.beyond_one(&setup.leases).await, []);
 }
 
 #[tokio::test(start_paused = true)]
 async fn resize_elsewhere_ends_hand_offs_after_a_tenth_of_the_ttl() {
     let (setup, use_for) = (Setup::new(), MOMENT * 100);
-    let crowd = Crowd::of(&setup.leases, use_for).await;
-    let beyond = crowd.shrink_to_one(&setup.other()).await;
+    let callers = Callers::of(&setup.leases, use_for).await;
+    let beyond = callers.shrink_to_one(&setup.other()).await;
     assert!(beyond.iter().all(|after| *after <= T / 10 + use_for), "{beyond:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn resize_elsewhere_ends_hand_offs_after_their_number() {
     let setup = Setup::with(LeaseManager::builder().max_local_handoffs(5));
-    let crowd = Crowd::of(&setup.leases, MOMENT).await;
-    let beyond = crowd.shrink_to_one(&setup.other()).await;
+    let callers = Callers::of(&setup.leases, MOMENT).await;
+    let beyond = callers.shrink_to_one(&setup.other()).await;
     assert!(beyond.len() <= 4 * 5, "{beyond:?}");
 }
 

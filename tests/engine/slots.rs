@@ -200,7 +200,7 @@ async fn min_hold_closes_no_slot_but_the_one_taken() {
 
 /// The second asks nothing while the request of the first is on its way, and hears its answer.
 #[tokio::test(start_paused = true)]
-async fn slot_that_another_flow_asks_for_is_no_silence() {
+async fn slot_that_another_call_asks_for_is_no_silence() {
     for limit in [30, 1_000].map(Duration::from_millis) {
         let setup = Setup::new();
         let theirs = setup.held_elsewhere("s#0").await;

@@ -14,7 +14,7 @@ async fn steal(leases: &LeaseManager) -> Result<Option<Lease>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn steal_from_another_manager_is_told_at_once() {
+async fn steal_from_another_manager_ends_the_lease_at_once() {
     let setup = Setup::new();
     let old = setup.held_elsewhere("n").await;
     settle().await;
@@ -36,7 +36,7 @@ async fn steal_from_another_manager_is_told_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn steal_without_a_hint_is_told_by_the_next_renewal() {
+async fn steal_without_a_hint_is_found_by_the_next_renewal() {
     let setup = Setup::new();
     let leases = setup.other();
     let old = leases.lock("n").lock().await.unwrap();
@@ -245,19 +245,19 @@ async fn steal_while_the_own_release_is_in_flight_holds_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn steal_from_a_hold_that_is_handed_off_takes_it_from_the_heir() {
+async fn steal_from_a_hold_that_is_handed_off_takes_it_from_the_next() {
     let setup = Setup::new();
     let old = setup.leases.lock("n").lock().await.unwrap();
     let mut lock = setup.leases.lock("n");
-    let mut heir = Box::pin(lock.lock());
-    assert!(poll_once(heir.as_mut()).await.is_pending());
+    let mut next = Box::pin(lock.lock());
+    assert!(poll_once(next.as_mut()).await.is_pending());
     // Handed off, and not accepted yet.
     old.unlock().await.unwrap();
     let new = steal(&setup.leases).await.unwrap().expect("nothing came between");
-    assert!(timeout(Duration::from_secs(5), heir.as_mut()).await.is_err(), "it waits again");
+    assert!(timeout(Duration::from_secs(5), next.as_mut()).await.is_err(), "it waits again");
     new.check().unwrap();
     new.unlock().await.unwrap();
-    let lease = timeout(T, heir).await.expect("in time").unwrap();
+    let lease = timeout(T, next).await.expect("in time").unwrap();
     lease.check().unwrap();
     lease.unlock().await.unwrap();
     expect_free(&setup, "a hand-off").await;
@@ -299,12 +299,12 @@ async fn grant_that_is_stolen_on_its_way_is_no_lease() {
         settle().await;
         let second = steal(&setup.leases).await.unwrap().expect("nothing came between");
         second.unlock().await.unwrap();
-        let rival = setup.held_elsewhere("n").await;
+        let contender = setup.held_elsewhere("n").await;
         setup.faults.heal();
         sleep(MOMENT).await;
         assert_eq!(first.is_finished(), !is_lock, "a lock waits again");
-        rival.check().unwrap();
-        rival.unlock().await.unwrap();
+        contender.check().unwrap();
+        contender.unlock().await.unwrap();
         let first = first.await.unwrap().unwrap();
         assert_eq!(first.is_some(), is_lock);
         if let Some(lease) = first {
@@ -323,7 +323,7 @@ async fn grant_taken_elsewhere_on_its_way_is_verified_at_once() {
         let first = tokio::spawn(async move { leases.lock("n").lock().await });
         settle().await;
         let other = setup.other();
-        let rival = if by_force {
+        let contender = if by_force {
             assert!(other.force_unlock("n", WHY).await.unwrap());
             other.lock("n").lock().await.unwrap()
         } else {
@@ -334,7 +334,7 @@ async fn grant_taken_elsewhere_on_its_way_is_verified_at_once() {
         let (took, loss) = timed(first.await.unwrap().unwrap().lost()).await;
         assert_ne!(loss, Loss::Expired);
         assert!(took < Duration::from_millis(5), "by force: {by_force}: {took:?}");
-        rival.unlock().await.unwrap();
+        contender.unlock().await.unwrap();
         expect_free(&setup, "a grant that was taken").await;
     }
 }
@@ -451,7 +451,7 @@ async fn steal_after_takes_from_a_deaf_holder_when_its_patience_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn steal_after_takes_nothing_from_a_holder_that_was_not_told() {
+async fn steal_after_takes_nothing_from_a_holder_not_reached() {
     let setup = Setup::new();
     let old = setup.held_elsewhere("n").await;
     let mut lock = setup.leases.lock("n");
@@ -478,7 +478,7 @@ async fn steal_after_dropped_while_it_waits_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn forced_release_elsewhere_is_told_at_once_with_the_reason() {
+async fn forced_release_elsewhere_ends_the_lease_with_its_reason() {
     let setup = Setup::new();
     let old = setup.held_elsewhere("n").await;
     settle().await;

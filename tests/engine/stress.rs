@@ -43,7 +43,7 @@ impl Room {
     }
 }
 
-async fn guest(leases: LeaseManager, room: Arc<Room>, mut dice: Dice) {
+async fn visitor(leases: LeaseManager, room: Arc<Room>, mut dice: Dice) {
     let mut lock = leases.lock("room");
     for _ in 0..ROUNDS {
         let lease = match dice.roll(4) {
@@ -86,12 +86,12 @@ async fn never_two_inside_and_nothing_left() {
     setup.faults.add(Rule::new(Fault::Delay(MOMENT)));
     let processes = [setup.leases.clone(), setup.other(), setup.other()];
     let room = Arc::new(Room::default());
-    let mut guests = tokio::task::JoinSet::new();
+    let mut visitors = tokio::task::JoinSet::new();
     for (seed, leases) in (0..TASKS).zip(processes.iter().cycle()) {
-        guests.spawn(guest(leases.clone(), Arc::clone(&room), Dice(seed)));
+        visitors.spawn(visitor(leases.clone(), Arc::clone(&room), Dice(seed)));
     }
-    while let Some(guest) = guests.join_next().await {
-        guest.unwrap();
+    while let Some(visitor) = visitors.join_next().await {
+        visitor.unwrap();
     }
     assert!(room.entered.load(Ordering::SeqCst) > TASKS * ROUNDS / 4);
     for leases in processes {

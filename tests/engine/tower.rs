@@ -219,13 +219,13 @@ async fn taken_name_is_answered_at_once_and_nothing_is_done() {
     let (took, answer) = timed(send(waiting, "/orders/1")).await;
     assert_eq!((answer.status(), took), (StatusCode::CONFLICT, SECOND));
     let holder = lease.holder_id().to_string();
-    let told = layer(&setup.leases).wait(SECOND).try_now().on_busy(move |key, found| {
+    let reported = layer(&setup.leases).wait(SECOND).try_now().on_busy(move |key, found| {
         assert_eq!((key, found.map(|found| &*found.holder)), ("orders:1", Some(&*holder)));
         let mut answer = parts(&["later"]);
         *answer.status_mut() = StatusCode::LOCKED;
         answer
     });
-    let (took, answer) = timed(send(told.layer(site.clone()), "/orders/1")).await;
+    let (took, answer) = timed(send(reported.layer(site.clone()), "/orders/1")).await;
     assert_eq!((answer.status(), took), (StatusCode::LOCKED, Duration::ZERO));
     assert_eq!(site.calls.load(Ordering::SeqCst), 0);
 }
@@ -492,11 +492,11 @@ async fn error_of_the_store_is_answered_by_its_kind() {
     assert_eq!(status("/orders/1").await, (StatusCode::SERVICE_UNAVAILABLE, true));
     setup.faults.heal();
     assert_eq!(status("/orders/{").await, (StatusCode::BAD_REQUEST, false));
-    let told = layer(&setup.leases).on_error(|key, error| {
+    let reported = layer(&setup.leases).on_error(|key, error| {
         assert_eq!((key, error.kind()), ("orders:}", ErrorKind::Invalid));
         parts(&["no"])
     });
-    assert_eq!(send(told.layer(site.clone()), "/orders/}").await.status(), StatusCode::OK);
+    assert_eq!(send(reported.layer(site.clone()), "/orders/}").await.status(), StatusCode::OK);
     setup.leases.close().await.expect("closed");
     assert_eq!(status("/orders/1").await, (StatusCode::SERVICE_UNAVAILABLE, false));
     assert_eq!(site.calls.load(Ordering::SeqCst), 0);

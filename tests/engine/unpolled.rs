@@ -12,9 +12,9 @@ macro_rules! put_aside {
     ($setup:expr, $call:expr, $future:expr) => {{
         let slow = Fault::Delay(5 * MOMENT);
         $setup.faults.add(Rule::new(slow).on($call).times(1));
-        let mut aside = Box::pin($future);
-        assert!(poll_once(aside.as_mut()).await.is_pending());
-        aside
+        let mut unpolled = Box::pin($future);
+        assert!(poll_once(unpolled.as_mut()).await.is_pending());
+        unpolled
     }};
 }
 
@@ -31,9 +31,9 @@ async fn in_line(leases: &LeaseManager, count: usize) -> Vec<Waiting> {
     let mut waiters = Vec::new();
     for _ in 0..count {
         let mut lock = leases.lock("n");
-        let mut aside: Waiting = Box::pin(async move { lock.lock().await });
-        assert!(poll_once(aside.as_mut()).await.is_pending());
-        waiters.push(aside);
+        let mut unpolled: Waiting = Box::pin(async move { lock.lock().await });
+        assert!(poll_once(unpolled.as_mut()).await.is_pending());
+        waiters.push(unpolled);
     }
     waiters
 }
@@ -50,13 +50,13 @@ async fn next_in_line(leases: &LeaseManager) -> JoinHandle<Lease> {
 async fn hold_handed_to_a_future_that_nobody_polls_is_taken_back() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let unpolled = in_line(&setup.leases, 1).await.remove(0);
     lease.unlock().await.expect("held");
     let theirs = gets_in(&setup.other(), "n").await;
     assert_eq!(setup.calls(Call::Renew), 0, "nobody has it");
     theirs.unlock().await.expect("held");
     // It is not too late: it waits on, like any other.
-    let lease = aside.await.expect("granted");
+    let lease = unpolled.await.expect("granted");
     lease.check().expect("held");
     assert_eq!(setup.recorded("n").await, Some(1));
 }
@@ -65,53 +65,53 @@ async fn hold_handed_to_a_future_that_nobody_polls_is_taken_back() {
 async fn hand_off_to_a_future_nobody_polls_goes_to_the_next_in_line() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let mut aside = in_line(&setup.leases, 1).await.remove(0);
+    let mut unpolled = in_line(&setup.leases, 1).await.remove(0);
     let next = next_in_line(&setup.leases).await;
     let mut last = in_line(&setup.leases, 1).await.remove(0);
     lease.unlock().await.expect("held");
     let (took, next) = timed(next).await;
     assert!(took <= T, "{took:?}");
     let next = next.expect("no panic");
-    assert!(poll_once(aside.as_mut()).await.is_pending(), "the next has it");
+    assert!(poll_once(unpolled.as_mut()).await.is_pending(), "the next has it");
     next.unlock().await.expect("held");
-    let lease = aside.await.expect("it is first again");
+    let lease = unpolled.await.expect("it is first again");
     assert!(poll_once(last.as_mut()).await.is_pending());
     drop(lease);
     drop(last.await.expect("its turn"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn hand_off_passes_over_a_future_that_was_put_aside_long_ago() {
+async fn hand_off_skips_a_call_unpolled_for_long() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let unpolled = in_line(&setup.leases, 1).await.remove(0);
     let next = next_in_line(&setup.leases).await;
     tokio::time::sleep(T / 3).await;
     lease.unlock().await.expect("held");
     let (took, next) = timed(next).await;
     assert!(took <= MOMENT, "{took:?}");
     drop(next.expect("no panic"));
-    drop(aside.await.expect("its turn"));
+    drop(unpolled.await.expect("its turn"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn turn_of_a_future_nobody_polls_goes_to_the_next_in_line() {
     let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let unpolled = in_line(&setup.leases, 1).await.remove(0);
     let next = next_in_line(&setup.leases).await;
     lease.unlock().await.expect("held");
     let (took, lease) = timed(next).await;
     assert!(took <= T, "{took:?}");
     drop(lease.expect("no panic"));
-    drop(aside.await.expect("its turn"));
+    drop(unpolled.await.expect("its turn"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn futures_nobody_polls_keep_those_behind_no_longer_than_one() {
     let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let mut aside = in_line(&setup.leases, 20).await;
+    let mut unpolled = in_line(&setup.leases, 20).await;
     let next = next_in_line(&setup.leases).await;
     lease.unlock().await.expect("held");
     let (took, lease) = timed(next).await;
@@ -119,8 +119,8 @@ async fn futures_nobody_polls_keep_those_behind_no_longer_than_one() {
     let last = in_line(&setup.leases, 1).await.remove(0);
     drop(lease.expect("no panic"));
     // All of them are in line again when they are polled, in the order in which they came.
-    drop(timed(aside.remove(0)).await.1.expect("its turn"));
-    drop(aside);
+    drop(timed(unpolled.remove(0)).await.1.expect("its turn"));
+    drop(unpolled);
     drop(last.await.expect("its turn"));
 }
 
@@ -128,21 +128,21 @@ async fn futures_nobody_polls_keep_those_behind_no_longer_than_one() {
 async fn try_lock_gets_a_free_name_offered_to_a_future_nobody_polls() {
     let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let mut aside = in_line(&setup.leases, 3).await;
+    let mut unpolled = in_line(&setup.leases, 3).await;
     lease.unlock().await.expect("held");
     tokio::time::sleep(T).await;
     let lease = setup.leases.lock("n").try_lock().await.expect("no error").expect("free");
-    assert!(poll_once(aside[0].as_mut()).await.is_pending());
+    assert!(poll_once(unpolled[0].as_mut()).await.is_pending());
     drop(lease);
-    drop(aside.remove(0).await.expect("its turn"));
+    drop(unpolled.remove(0).await.expect("its turn"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_put_aside_between_requests_keeps_no_free_name() {
+async fn waiter_unpolled_between_requests_keeps_no_free_name() {
     let setup = Setup::new();
     let theirs = setup.other().lock("n").lock().await.expect("free");
     // It got the answer that the name is held.
-    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let unpolled = in_line(&setup.leases, 1).await.remove(0);
     let next = next_in_line(&setup.leases).await;
     theirs.unlock().await.expect("held");
     let (took, lease) = timed(next).await;
@@ -151,28 +151,28 @@ async fn waiter_put_aside_between_requests_keeps_no_free_name() {
     let (took, again) = timed(setup.leases.lock("n").lock_timeout(MOMENT)).await;
     assert!(took <= 2 * MOMENT && again.expect("no error").is_none(), "{took:?}");
     drop(lease);
-    drop(aside.await.expect("its turn"));
+    drop(unpolled.await.expect("its turn"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_gets_a_free_name_behind_a_waiter_put_aside() {
+async fn try_lock_gets_a_free_name_behind_an_unpolled_waiter() {
     let setup = Setup::new();
     let theirs = setup.other().lock("n").lock().await.expect("free");
-    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let unpolled = in_line(&setup.leases, 1).await.remove(0);
     theirs.unlock().await.expect("held");
     tokio::time::sleep(T).await;
     let lease = setup.leases.lock("n").try_lock().await.expect("no error").expect("free");
     drop(lease);
-    drop(aside.await.expect("its turn"));
+    drop(unpolled.await.expect("its turn"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn poll_bound_keeps_no_one_behind_a_waiter_put_aside() {
+async fn poll_bound_keeps_no_call_behind_an_unpolled_waiter() {
     let ttl = Duration::from_secs(1);
     let builder = LeaseManager::builder().ttl(ttl).max_poll_interval(Duration::from_secs(60));
     let setup = Setup::with(builder);
     let theirs = setup.other().lock("n").lock().await.expect("free");
-    let _aside = in_line(&setup.leases, 1).await;
+    let _unpolled = in_line(&setup.leases, 1).await;
     let next = tokio::spawn({
         let leases = setup.leases.clone();
         async move { leases.lock("n").lock().await }
@@ -185,11 +185,11 @@ async fn poll_bound_keeps_no_one_behind_a_waiter_put_aside() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn outage_is_told_as_soon_behind_futures_put_aside() {
-    for aside in 0..4 {
+async fn outage_is_returned_as_soon_behind_unpolled_calls() {
+    for unpolled in 0..4 {
         let setup = Setup::new();
         setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
-        let aside = in_line(&setup.leases, aside).await;
+        let unpolled = in_line(&setup.leases, unpolled).await;
         let short = tokio::spawn({
             let leases = setup.leases.clone();
             async move { leases.lock("n").lock_timeout(T * 3 / 5).await }
@@ -197,24 +197,24 @@ async fn outage_is_told_as_soon_behind_futures_put_aside() {
         let mut lock = setup.leases.lock("n");
         let (took, result) = timed(lock.lock()).await;
         assert_eq!(failed(result), ErrorKind::Unavailable);
-        assert!(took <= T + MOMENT, "{took:?} behind {}", aside.len());
+        assert!(took <= T + MOMENT, "{took:?} behind {}", unpolled.len());
         let short = short.await.expect("no panic");
-        assert_eq!(failed(short), ErrorKind::Unavailable, "behind {}", aside.len());
+        assert_eq!(failed(short), ErrorKind::Unavailable, "behind {}", unpolled.len());
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn grant_heard_of_late_by_a_future_put_aside_is_its_own() {
+async fn grant_heard_of_late_by_an_unpolled_call_is_its_own() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
-    let mut aside = Box::pin(lock.lock());
-    assert!(poll_once(aside.as_mut()).await.is_pending());
+    let mut unpolled = Box::pin(lock.lock());
+    assert!(poll_once(unpolled.as_mut()).await.is_pending());
     // It has the grant, and does not know. The next one takes the turn, and is refused.
     tokio::time::sleep(T / 3).await;
     assert!(setup.leases.lock("n").try_lock().await.expect("no error").is_none());
     setup.faults.heal();
-    let lease = aside.await.expect("granted");
+    let lease = unpolled.await.expect("granted");
     lease.check().expect("held");
     assert!(setup.leases.lock("n").try_lock().await.expect("no error").is_none());
     lease.unlock().await.expect("held");
@@ -222,19 +222,19 @@ async fn grant_heard_of_late_by_a_future_put_aside_is_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grant_heard_of_too_late_by_a_future_put_aside_is_no_lease() {
+async fn grant_heard_of_too_late_by_an_unpolled_call_is_no_lease() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
-    let mut aside = Box::pin(lock.lock());
-    assert!(poll_once(aside.as_mut()).await.is_pending());
+    let mut unpolled = Box::pin(lock.lock());
+    assert!(poll_once(unpolled.as_mut()).await.is_pending());
     tokio::time::sleep(T).await;
     let lease = setup.leases.lock("n").try_lock().await.expect("no error").expect("free");
     setup.faults.heal();
-    assert!(poll_once(aside.as_mut()).await.is_pending());
+    assert!(poll_once(unpolled.as_mut()).await.is_pending());
     lease.check().expect("held");
     lease.unlock().await.expect("held");
-    drop(aside.await.expect("its turn"));
+    drop(unpolled.await.expect("its turn"));
 }
 
 /// The turn was reclaimed, and nothing of this process was left under the name when it was forced open.
@@ -243,32 +243,32 @@ async fn grant_from_before_a_force_unlock_is_no_lease() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
-    let mut aside = Box::pin(lock.lock());
-    assert!(poll_once(aside.as_mut()).await.is_pending());
+    let mut unpolled = Box::pin(lock.lock());
+    assert!(poll_once(unpolled.as_mut()).await.is_pending());
     tokio::time::sleep(ATTEMPT * 3 + MOMENT).await;
     setup.faults.heal();
     let taken = setup.leases.lock("n").try_lock().await.expect("an answer");
     assert!(taken.is_none(), "the store has granted the name to the other one");
     assert!(setup.leases.force_unlock("n", "test").await.expect("an answer"));
     let theirs = setup.other().lock("n").try_lock().await.expect("an answer").expect("free");
-    assert!(poll_once(aside.as_mut()).await.is_pending(), "two believe at once");
+    assert!(poll_once(unpolled.as_mut()).await.is_pending(), "two believe at once");
     theirs.check().expect("held");
     theirs.unlock().await.expect("held");
-    drop(aside.await.expect("its turn"));
+    drop(unpolled.await.expect("its turn"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn unlock_put_aside_keeps_the_turn_no_longer_than_the_ttl() {
+async fn unlock_unpolled_keeps_the_turn_for_the_ttl() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let aside = put_aside!(setup, Call::Release, lease.unlock());
+    let unpolled = put_aside!(setup, Call::Release, lease.unlock());
     let next = gets_in(&setup.leases, "n").await;
-    let _ = aside.await;
+    let _ = unpolled.await;
     next.check().expect("held");
 }
 
 /// Polls it so many times, and puts it aside.
-async fn aside_after<F: Future>(polls: usize, mut call: Pin<&mut F>) {
+async fn unpolled_after<F: Future>(polls: usize, mut call: Pin<&mut F>) {
     for _ in 0..polls {
         assert!(poll_once(call.as_mut()).await.is_pending());
         settle().await;
@@ -281,16 +281,16 @@ fn both(leases: &LeaseManager) -> MultiLock {
 
 /// It has `b` when it is put aside, and the answer for `a` is on its way.
 #[tokio::test(start_paused = true)]
-async fn set_that_is_put_aside_keeps_no_name_longer_than_the_ttl() {
+async fn set_unpolled_keeps_a_name_for_the_ttl() {
     let setup = Setup::new();
     let (mut lock, other) = (both(&setup.leases), setup.other());
     setup.faults.add(Rule::new(Fault::Delay(5 * MOMENT)).on(Call::Acquire).name("a").times(1));
-    let mut aside = Box::pin(lock.lock());
-    aside_after(2, aside.as_mut()).await;
+    let mut unpolled = Box::pin(lock.lock());
+    unpolled_after(2, unpolled.as_mut()).await;
     let (a, b) = (gets_in(&other, "a").await, gets_in(&other, "b").await);
     // It is not too late: it asks for all of them again.
     drop((a, b));
-    let lease = timeout(T, aside).await.expect("both are free").expect("granted");
+    let lease = timeout(T, unpolled).await.expect("both are free").expect("granted");
     lease.check().expect("held");
     sleep(3 * T).await;
     lease.check().expect("renewed");
@@ -303,50 +303,50 @@ async fn set_that_waits_in_order_keeps_its_names_while_it_is_polled() {
     let setup = Setup::new();
     let (mut lock, other) = (both(&setup.leases), setup.other());
     let b = setup.held_elsewhere("b").await;
-    let mut aside = Box::pin(lock.lock());
-    assert!(timeout(T / 2, aside.as_mut()).await.is_err());
+    let mut unpolled = Box::pin(lock.lock());
+    assert!(timeout(T / 2, unpolled.as_mut()).await.is_err());
     let a = setup.held_elsewhere("a").await;
     b.unlock().await.expect("held");
-    assert!(timeout(MOMENT, aside.as_mut()).await.is_err());
+    assert!(timeout(MOMENT, unpolled.as_mut()).await.is_err());
     let b = setup.held_elsewhere("b").await;
     a.unlock().await.expect("held");
     // It is polled for long, and keeps `a` meanwhile.
-    assert!(timeout(4 * T, aside.as_mut()).await.is_err());
+    assert!(timeout(4 * T, unpolled.as_mut()).await.is_err());
     assert!(other.lock("a").try_lock().await.expect("an answer").is_none());
     // The time counts from its last poll.
     for pause in [T / 2, T / 5, T - MOMENT * 10] {
-        assert!(poll_once(aside.as_mut()).await.is_pending());
+        assert!(poll_once(unpolled.as_mut()).await.is_pending());
         sleep(pause).await;
     }
     assert_eq!(setup.leases.stats().lost, 0);
     drop(gets_in(&other, "a").await);
     assert_eq!(setup.leases.stats().lost, 1);
     drop(b);
-    let lease = timeout(T, aside).await.expect("both are free").expect("granted");
+    let lease = timeout(T, unpolled).await.expect("both are free").expect("granted");
     lease.check().expect("held");
 }
 
 #[tokio::test(start_paused = true)]
-async fn campaign_put_aside_keeps_no_leadership_longer_than_the_ttl() {
+async fn campaign_unpolled_keeps_a_leadership_for_the_ttl() {
     let setup = Setup::new();
     let election = setup.leases.election("n");
     let mut candidate = election.candidate("me");
     setup.faults.add(Rule::new(Fault::Delay(5 * MOMENT)).on(Call::Annotate).times(1));
-    let mut aside = Box::pin(candidate.campaign());
+    let mut unpolled = Box::pin(candidate.campaign());
     while setup.calls(Call::Annotate) == 0 {
-        assert!(poll_once(aside.as_mut()).await.is_pending());
+        assert!(poll_once(unpolled.as_mut()).await.is_pending());
         settle().await;
     }
     drop(gets_in(&setup.other(), "n").await);
     assert!(setup.leases.holdings().is_empty());
-    let leader = timeout(T, aside).await.expect("free").expect("granted");
+    let leader = timeout(T, unpolled).await.expect("free").expect("granted");
     sleep(3 * T).await;
     leader.check().expect("renewed");
     leader.resign().await.expect("led");
 }
 
 /// Polls it until this is met, and puts it aside.
-async fn aside_when<F: Future>(mut call: Pin<&mut F>, met: impl Fn() -> bool) {
+async fn unpolled_when<F: Future>(mut call: Pin<&mut F>, met: impl Fn() -> bool) {
     while !met() {
         assert!(poll_once(call.as_mut()).await.is_pending());
         settle().await;
@@ -354,36 +354,36 @@ async fn aside_when<F: Future>(mut call: Pin<&mut F>, met: impl Fn() -> bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn campaign_put_aside_after_a_lost_leadership_keeps_none() {
+async fn campaign_unpolled_after_a_lost_leadership_keeps_none() {
     let setup = Setup::new();
     let election = setup.leases.election("n");
     let mut candidate = election.candidate("me");
     let lost = candidate.campaign().await.expect("free");
     setup.leases.force_unlock("n", "test").await.expect("an answer");
     setup.faults.add(Rule::new(Fault::Delay(5 * MOMENT)).on(Call::Annotate).times(1));
-    let mut aside = Box::pin(candidate.campaign());
-    aside_when(aside.as_mut(), || setup.calls(Call::Annotate) == 2).await;
+    let mut unpolled = Box::pin(candidate.campaign());
+    unpolled_when(unpolled.as_mut(), || setup.calls(Call::Annotate) == 2).await;
     drop(gets_in(&setup.other(), "n").await);
-    drop((aside, lost));
+    drop((unpolled, lost));
 }
 
 /// The answer that it has written its value comes while it is put aside.
 #[tokio::test(start_paused = true)]
-async fn campaign_put_aside_for_long_returns_no_lost_leadership() {
+async fn campaign_unpolled_for_long_returns_no_lost_leadership() {
     let setup = Setup::new();
     let election = setup.leases.election("n");
     let mut candidate = election.candidate("me");
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Annotate).times(1));
-    let mut aside = Box::pin(candidate.campaign());
-    aside_when(aside.as_mut(), || setup.calls(Call::Annotate) == 1).await;
+    let mut unpolled = Box::pin(candidate.campaign());
+    unpolled_when(unpolled.as_mut(), || setup.calls(Call::Annotate) == 1).await;
     setup.faults.heal();
     sleep(2 * T).await;
-    aside.await.expect("granted again").check().expect("held");
+    unpolled.await.expect("granted again").check().expect("held");
     assert_eq!(setup.leases.stats().lost, 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn set_put_aside_behind_its_unlock_keeps_no_name() {
+async fn set_unpolled_behind_its_unlock_keeps_no_name() {
     let setup = Setup::new();
     let mut lock = both(&setup.leases);
     let lease = lock.lock().await.expect("free");
@@ -391,22 +391,22 @@ async fn set_put_aside_behind_its_unlock_keeps_no_name() {
     let mut unlock = Box::pin(lease.unlock());
     assert!(poll_once(unlock.as_mut()).await.is_pending());
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("a").times(1));
-    let mut aside = Box::pin(lock.lock());
-    aside_after(3, aside.as_mut()).await;
+    let mut unpolled = Box::pin(lock.lock());
+    unpolled_after(3, unpolled.as_mut()).await;
     drop(gets_in(&setup.other(), "b").await);
-    drop((aside, unlock));
+    drop((unpolled, unlock));
 }
 
 /// No caller had it, so no use of it has to end.
 #[tokio::test(start_paused = true)]
-async fn set_put_aside_leaves_no_lock_delay() {
+async fn set_unpolled_leaves_no_lock_delay() {
     let setup = Setup::new();
     let mut lock = both(&setup.leases).lock_delay(T);
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("a").times(1));
-    let mut aside = Box::pin(lock.lock());
-    aside_after(2, aside.as_mut()).await;
+    let mut unpolled = Box::pin(lock.lock());
+    unpolled_after(2, unpolled.as_mut()).await;
     drop(gets_in(&setup.other(), "b").await);
-    drop(aside);
+    drop(unpolled);
 }
 
 /// Puts a call aside that changes the mode: with its request on its way, or its answer.
@@ -417,8 +417,8 @@ macro_rules! change_put_aside {
             let lease = setup.leases.rw_lock("n").$enter().await.expect("free");
             let token = lease.cancellation_token();
             setup.faults.add(Rule::new(fault).on(Call::Acquire).times(1));
-            let mut aside = Box::pin(lease.$change());
-            assert!(poll_once(aside.as_mut()).await.is_pending());
+            let mut unpolled = Box::pin(lease.$change());
+            assert!(poll_once(unpolled.as_mut()).await.is_pending());
             let mut theirs = setup.other().rw_lock("n");
             let (took, edit) = timed(theirs.write_timeout(10 * T)).await;
             assert!(took <= T + 10 * MOMENT, "{took:?}");
@@ -427,7 +427,7 @@ macro_rules! change_put_aside {
             assert_eq!(setup.calls(Call::Renew), 0, "nobody has it");
             // Its answer is late, and changes nothing.
             setup.faults.heal();
-            assert_eq!(lost(aside.await.map(drop)), Loss::Expired);
+            assert_eq!(lost(unpolled.await.map(drop)), Loss::Expired);
             edit.check().expect("held");
             edit.unlock().await.expect("held");
             drop(setup.leases.rw_lock("n").write().await.expect("free"));
@@ -436,32 +436,32 @@ macro_rules! change_put_aside {
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_upgrade_put_aside_keeps_no_name_longer_than_the_ttl() {
+async fn try_upgrade_unpolled_keeps_a_name_for_the_ttl() {
     change_put_aside!(read, try_upgrade);
 }
 
 #[tokio::test(start_paused = true)]
-async fn downgrade_put_aside_keeps_no_name_longer_than_the_ttl() {
+async fn downgrade_unpolled_keeps_a_name_for_the_ttl() {
     change_put_aside!(write, downgrade);
 }
 
 /// The other handle shares no hold of which nobody has a lease.
 #[tokio::test(start_paused = true)]
-async fn try_upgrade_put_aside_lets_a_reader_in_after_the_ttl() {
+async fn try_upgrade_unpolled_lets_a_reader_in_after_the_ttl() {
     let setup = Setup::new();
     let page = setup.leases.rw_lock("n").read().await.expect("free");
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).times(1));
-    let mut aside = Box::pin(page.try_upgrade());
-    assert!(poll_once(aside.as_mut()).await.is_pending());
+    let mut unpolled = Box::pin(page.try_upgrade());
+    assert!(poll_once(unpolled.as_mut()).await.is_pending());
     let (took, theirs) = timed(setup.leases.rw_lock("n").read_timeout(10 * T)).await;
     assert!(took <= T + 10 * MOMENT, "{took:?}");
     let theirs = theirs.expect("no error").expect("free");
-    drop(aside);
+    drop(unpolled);
     sleep(3 * T).await;
     theirs.check().expect("renewed");
 }
 
-type Aside = Pin<Box<dyn Future<Output = ()>>>;
+type Unpolled = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Makes each of these calls by its name, after what has to come before it. A test in `tests/house` checks that no future of the
 /// public API is missing.
@@ -470,7 +470,7 @@ macro_rules! calls {
         const CALLS: &[&str] = &[$($name),*];
 
         #[allow(unused_mut)]
-        async fn call(name: &str, leases: &LeaseManager) -> Aside {
+        async fn call(name: &str, leases: &LeaseManager) -> Unpolled {
             match name {
                 $($name => {
                     let $leases = leases.clone();
@@ -562,15 +562,15 @@ async fn takes_all_of(name: &str, leases: &LeaseManager) {
 
 /// The answer to each request is on its way when its call is put aside.
 #[tokio::test(start_paused = true)]
-async fn calls_put_aside_after_any_poll_keep_names_for_the_ttl() {
+async fn calls_unpolled_after_any_poll_keep_names_for_the_ttl() {
     for name in CALLS {
         for polls in 1.. {
             let setup = Setup::new();
-            let mut aside = call(name, &setup.leases).await;
+            let mut unpolled = call(name, &setup.leases).await;
             setup.faults.add(Rule::new(Fault::Delay(5 * MOMENT)));
             let mut is_over = false;
             for _ in 0..polls {
-                is_over |= poll_once(aside.as_mut()).await.is_ready();
+                is_over |= poll_once(unpolled.as_mut()).await.is_ready();
                 if is_over {
                     break;
                 }

@@ -42,12 +42,12 @@ async fn those_who_leave_the_line_are_passed_over() {
         waiters.push(waiter);
     }
     let mut last = waiters.pop().unwrap();
-    let told = waiters.remove(0);
+    let notified = waiters.remove(0);
     drop(waiters.remove(2));
     first.unlock().await.unwrap();
     settle().await;
     // Its turn has come, but it goes without having looked.
-    drop(told);
+    drop(notified);
     waiters.clear();
     let (took, lease) = timed(&mut last).await;
     assert_eq!(took, Duration::ZERO);
@@ -392,7 +392,7 @@ async fn waiting_behind_a_holder_of_this_process_needs_no_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn error_that_waiting_cannot_mend_is_told_at_once() {
+async fn error_that_waiting_cannot_mend_is_returned_at_once() {
     use ErrorKind::{Denied, Invalid, Rejected, Unsupported, WrongType};
     for kind in [Denied, Rejected, WrongType, Invalid, Unsupported] {
         for fate in [Fate::NotExecuted, Fate::Unknown] {
@@ -453,7 +453,7 @@ async fn late_grant_counts_from_when_it_was_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_is_told_of_an_outage_within_the_ttl_of_its_own_start() {
+async fn waiter_in_an_outage_fails_within_the_ttl_of_its_start() {
     let hung = Rule::new(Fault::Hang).on(Call::Acquire);
     let refused = Rule::new(Fault::Fail(unavailable()));
     for (rule, slack) in [(refused, Duration::ZERO), (hung, ATTEMPT)] {
@@ -535,7 +535,7 @@ async fn store_asked_when_its_clock_began_is_not_taken_for_silent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_behind_a_release_in_an_outage_is_told_within_the_ttl() {
+async fn waiter_behind_a_release_in_an_outage_fails_within_the_ttl() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
     setup.faults.add(Rule::new(Fault::Fail(unavailable())));

@@ -333,16 +333,16 @@ fn run(up: [Fate; 3], back: [Fate; 3]) {
                 }
             }
         };
-        let rivals = process(&rival);
+        let others = process(&rival);
         let rivalry = async {
             let start = Instant::now();
             while start.elapsed() < TTL * 4 {
-                if let Ok(Some(other)) = rivals.rw_lock("job").try_read().await {
+                if let Ok(Some(other)) = others.rw_lock("job").try_read().await {
                     assert!(!believes(&writes), "a reader beside the writer: {label:?}");
                     drop(other);
                 }
                 sleep(Duration::from_millis(61)).await;
-                if let Ok(Some(other)) = rivals.rw_lock("job").try_write().await {
+                if let Ok(Some(other)) = others.rw_lock("job").try_write().await {
                     assert!(!believes(&writes), "two writers: {label:?}");
                     let page = reads.borrow().as_ref().is_some_and(|page| page.check().is_ok());
                     assert!(!page, "a writer beside the reader: {label:?}");

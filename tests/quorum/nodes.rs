@@ -238,7 +238,7 @@ async fn one_server_that_is_two_nodes_renews_once() {
 
 /// The same for renewals: a key that was made on a young node does not prolong a lease.
 #[tokio::test(start_paused = true)]
-async fn young_node_does_not_prolong_a_lease() {
+async fn young_node_renews_no_lease() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     let lease = leases.lock("job").lock().await.expect("granted");

@@ -507,10 +507,10 @@ async fn missing_right_to_info_shows_at_the_start() {
 
 /// What one server needs (see `redis_errors`), without the fencing tokens' keys, and `+info`.
 #[tokio::test]
-async fn documented_rights_are_enough_for_a_quorum() {
+async fn documented_permissions_are_enough_for_a_quorum() {
     let servers = Servers::start(3);
     let keys = ["~app:*", "&redisson_lock__channel:{app:*"];
-    let rights = "-@all +eval +evalsha +hset +hdel +hexists +hgetall +pexpire +pttl +time +get +set +exists +del \
+    let permissions = "-@all +eval +evalsha +hset +hdel +hexists +hgetall +pexpire +pttl +time +get +set +exists +del \
                   +publish +subscribe +unsubscribe +info";
     for server in &servers.0 {
         let mut user = vec!["ACL", "SETUSER", "lease", "on", ">pw"];
@@ -522,10 +522,10 @@ async fn documented_rights_are_enough_for_a_quorum() {
     // The keys may begin with a prefix, or the names without one.
     for (prefix, name) in [("app:", "job"), ("", "app:job")] {
         let leases = LeaseManager::builder().ttl(T).prefix(prefix).connect(&urls.join(",")).await;
-        let leases = leases.expect("rights enough");
+        let leases = leases.expect("permissions enough");
         let lease = lock(&leases, name).await;
         held_for(&lease, T).await;
-        assert!(leases.inspect(name).await.expect("rights enough").is_some());
+        assert!(leases.inspect(name).await.expect("permissions enough").is_some());
         lease.unlock().await.expect("held");
     }
 }

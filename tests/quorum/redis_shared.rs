@@ -36,8 +36,8 @@ async fn readers_outlive_two_of_five_servers_and_not_three() {
     for page in &pages {
         held_for(page, T).await;
     }
-    let mut rival = there.rw_lock("job");
-    assert!(!matches!(rival.try_write().await, Ok(Some(_))), "three read");
+    let mut contender = there.rw_lock("job");
+    assert!(!matches!(contender.try_write().await, Ok(Some(_))), "three read");
     read(&there, "job").await.unlock().await.expect("three of five are enough");
 
     servers.0[2].kill();

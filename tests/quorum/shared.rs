@@ -104,9 +104,9 @@ async fn refused_reader_and_writer_release_what_they_got() {
     for (held, asked) in [(Mode::Write, Mode::Read), (Mode::Read, Mode::Write)] {
         let nodes = Nodes::new(3);
         let (stores, faults) = nodes.handles();
-        let rival = Quorum::new(nodes.handles().0).expect("enough nodes");
+        let contender = Quorum::new(nodes.handles().0).expect("enough nodes");
         let quorum = Quorum::new(stores).expect("enough nodes");
-        rival.acquire(acquire(held, someone())).await.expect("free");
+        contender.acquire(acquire(held, someone())).await.expect("free");
         nodes.0[2].delete("job");
         let verdict = quorum.acquire(acquire(asked, someone())).await;
         assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");

@@ -32,7 +32,7 @@ fn late(delay: Duration) -> Rule {
 
 /// Half of T is what a grant must leave, after 1 % for the servers' clocks and 2 ms for rounding.
 #[tokio::test(start_paused = true)]
-async fn grant_that_leaves_less_than_half_is_refused_and_given_back() {
+async fn grant_that_leaves_less_than_half_is_released() {
     let just = T - T / 100 - Duration::from_millis(2) - T / 2;
     for (delay, enough) in [(just, true), (just + MOMENT, false)] {
         let nodes = Nodes::new(3);
@@ -56,7 +56,7 @@ async fn grant_that_leaves_less_than_half_is_refused_and_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grant_that_nobody_awaits_is_given_back() {
+async fn grant_that_no_call_awaits_is_released() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     faults.iter().for_each(|node| node.add(late(Duration::from_millis(50))));
@@ -250,7 +250,7 @@ async fn silent_node_does_not_slow_down_what_is_counted_or_released() {
 
 /// Another holder has a majority, and the third node is silent: the verdict is clear at once.
 #[tokio::test(start_paused = true)]
-async fn loss_is_told_without_the_silent_node() {
+async fn loss_is_found_without_the_silent_node() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let (name, rival) = (name("job"), HolderId::new(Uuid::new_v4(), 1));

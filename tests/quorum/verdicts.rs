@@ -10,7 +10,7 @@ use std::error::Error as _;
 use uuid::Uuid;
 
 #[tokio::test(start_paused = true)]
-async fn error_tells_the_verdict_of_each_node() {
+async fn error_has_the_verdict_of_each_node() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     faults[0].add(down());
@@ -51,8 +51,8 @@ async fn loss_is_taken_if_somebody_else_can_have_the_majority() {
             assert!(node.delete("job"));
         }
         for node in &nodes.0[..taken] {
-            let rival = LeaseManager::builder().ttl(T).build(node.clone()).expect("settings");
-            rival.lock("job").lock().await.expect("free here").forget();
+            let contender = LeaseManager::builder().ttl(T).build(node.clone()).expect("settings");
+            contender.lock("job").lock().await.expect("free here").forget();
         }
         faults[0].reconnect();
         assert_eq!(lease.lost().await, cause, "{taken} taken");

@@ -184,7 +184,7 @@ async fn slot_on_its_way_is_served_by_both_nodes() {
 
     // Lock and fencing token are on two nodes for a while: TRYAGAIN.
     cluster.move_key(&old, 0, 1);
-    let rival = {
+    let contender = {
         let (leases, old) = (connect(cluster, Duration::from_secs(30)).await, old.clone());
         tokio::spawn(async move { leases.lock(&old).try_lock().await })
     };
@@ -195,7 +195,7 @@ async fn slot_on_its_way_is_served_by_both_nodes() {
     })
     .await;
     cluster.move_key(&fence, 0, 1);
-    let refused = within(LONG, rival).await.expect("no panic").expect("an answer");
+    let refused = within(LONG, contender).await.expect("no panic").expect("an answer");
     assert!(refused.is_none(), "two holders");
     // With a fencing token there are two keys, and a server takes no call on two that it lacks: this waits
     // for the end of the move.
@@ -264,18 +264,18 @@ async fn leader_in_a_slot_that_is_being_moved_keeps_its_value() {
     cluster.begin_move(slot, 0, 1);
     // Its keys are still here, and none of them can be made anew.
     me.proclaim("b").await.expect("written");
-    let told = async || {
+    let recorded = async || {
         let holder = leases.inspect(&name).await.expect("an answer").expect("held");
         holder.metadata.expect("told")
     };
-    let during = told().await;
+    let during = recorded().await;
     assert_eq!((during.value.as_deref(), during.fence), (Some("b"), me.term()));
     // Now one of them is elsewhere, which is for later, and no loss.
     cluster.move_key(&name, 0, 1);
     let refused = me.proclaim("c").await.expect_err("half moved");
     assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
     cluster.end_move(slot, 0, 1);
-    assert_eq!(told().await.value.as_deref(), Some("b"));
+    assert_eq!(recorded().await.value.as_deref(), Some("b"));
     me.proclaim("d").await.expect("written");
     me.resign().await.expect("released");
 }
@@ -294,10 +294,10 @@ async fn slot_that_nobody_serves_costs_no_lease_of_another_slot() {
     }
     // The others go on telling that it is this one's.
     cluster.nodes[0].command(&["CLUSTER", "DELSLOTS", &cluster.slot(&bad).to_string()]);
-    let mut askers = tokio::task::JoinSet::new();
+    let mut asking = tokio::task::JoinSet::new();
     for asker in 0..3 {
         let mut lock = leases.lock(format!("{{{bad}}}:{asker}"));
-        askers.spawn(async move {
+        asking.spawn(async move {
             loop {
                 let refused = lock.try_lock().await.expect_err("nobody serves it");
                 assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
@@ -306,10 +306,10 @@ async fn slot_that_nobody_serves_costs_no_lease_of_another_slot() {
         });
     }
     tokio::time::sleep(T * 3).await;
-    assert_eq!(askers.len(), 3);
-    assert!(askers.try_join_next().is_none(), "they go on asking");
+    assert_eq!(asking.len(), 3);
+    assert!(asking.try_join_next().is_none(), "they go on asking");
     lease.check().expect("its slot is served");
-    askers.abort_all();
+    asking.abort_all();
     lease.unlock().await.expect("released");
 }
 
@@ -863,9 +863,9 @@ async fn permissions_of_the_guide_are_enough_for_a_cluster() {
         (rights::of_plain_pubsub(), ["+spublish", "+ssubscribe", "+sunsubscribe"]);
     let all = [one, more].concat();
     for (user, without) in [("plain", &sharded[..]), ("sharded", &plain)] {
-        let rights = all.iter().filter(|word| !without.contains(word));
+        let permissions = all.iter().filter(|word| !without.contains(word));
         let mut words = vec!["ACL", "SETUSER", user, "on", ">secret"];
-        words.extend(rights);
+        words.extend(permissions);
         assert_eq!(words.len(), 5 + all.len() - 3, "{words:?}");
         for node in &cluster.nodes {
             assert_eq!(node.command(&words).error(), None, "{words:?}");
@@ -881,10 +881,10 @@ async fn permissions_of_the_guide_are_enough_for_a_cluster() {
             builder.sharded_pubsub(user == "sharded")
         };
         let leases = builder().connect(&url).await.expect("a manager");
-        let rivals = builder().connect(&url).await.expect("a manager");
+        let contenders = builder().connect(&url).await.expect("a manager");
         let lease = lock(&leases, name).await;
         let waiter = tokio::spawn({
-            let mut handle = rivals.lock(name);
+            let mut handle = contenders.lock(name);
             async move { handle.lock().await }
         });
         let heard = || {
@@ -894,7 +894,7 @@ async fn permissions_of_the_guide_are_enough_for_a_cluster() {
         eventually(LONG, || heard() == 1).await;
         lease.unlock().await.expect("released");
         let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
-        assert!(rivals.inspect(name).await.expect("an answer").is_some());
+        assert!(contenders.inspect(name).await.expect("an answer").is_some());
         assert!(leases.force_unlock(name, "test").await.expect("done"));
         drop(lease);
         // With a fencing token it would have to wait for the end of the move.
@@ -903,7 +903,7 @@ async fn permissions_of_the_guide_are_enough_for_a_cluster() {
         lock(&unfenced, name).await.unlock().await.expect("released by ASK");
         cluster.end_move(slot, 0, 1);
         lock(&leases, name).await.unlock().await.expect("released after MOVED");
-        for manager in [leases, rivals, unfenced] {
+        for manager in [leases, contenders, unfenced] {
             manager.close().await.expect("nothing to release");
         }
         cluster.begin_move(slot, 1, 0);
@@ -1071,7 +1071,7 @@ async fn set_with_one_hash_tag_is_taken_in_one_step() {
         let lease = set.lock().await.expect("granted");
         assert!(names.iter().all(|name| lease.fence(name).is_some()));
         lease.unlock().await.expect("held");
-        let rival = lock(&other, &names[1]).await;
+        let contender = lock(&other, &names[1]).await;
         assert!(set.try_lock().await.expect("an answer").is_none());
         if atomic {
             for name in [&names[0], &names[2]] {
@@ -1079,7 +1079,7 @@ async fn set_with_one_hash_tag_is_taken_in_one_step() {
                 lease.expect("never taken").unlock().await.expect("held");
             }
         }
-        rival.unlock().await.expect("held");
+        contender.unlock().await.expect("held");
         set.lock().await.expect("granted").unlock().await.expect("held");
     }
 }

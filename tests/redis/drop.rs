@@ -224,7 +224,7 @@ async fn acquire_dropped_while_its_reply_is_under_way_is_released() {
 }
 
 #[tokio::test]
-async fn acquire_that_arrives_after_it_was_dropped_is_given_back() {
+async fn acquire_that_arrives_after_its_drop_is_released() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = bare().connect(&proxy.url()).await.expect("a manager");

@@ -86,8 +86,8 @@ async fn annotation_changes_nothing_unless_the_holder_has_the_lock() {
 #[tokio::test]
 async fn permissions_of_the_guide_are_enough_for_an_election() {
     let server = Server::start();
-    let mut rights = kit::rights::of_one_server();
-    set_user(&server, &rights);
+    let mut permissions = kit::rights::of_one_server();
+    set_user(&server, &permissions);
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     let denied = leases.election("app:n").candidate("a").campaign().await.expect_err("denied");
     assert_eq!(denied.kind(), ErrorKind::Denied, "{denied}");
@@ -95,8 +95,8 @@ async fn permissions_of_the_guide_are_enough_for_an_election() {
     let holder = leases.inspect("app:n").await.expect("allowed").expect("held");
     assert!(holder.metadata.is_none());
     lease.unlock().await.expect("released");
-    rights.extend(kit::rights::of_elections());
-    set_user(&server, &rights);
+    permissions.extend(kit::rights::of_elections());
+    set_user(&server, &permissions);
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     server.command(&["ACL", "LOG", "RESET"]);
     let election = leases.election("app:n");

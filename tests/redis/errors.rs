@@ -100,7 +100,7 @@ fn shown(error: &Error) -> String {
 }
 
 #[tokio::test]
-async fn wrong_password_is_denied_and_no_secret_is_told_to_anyone() {
+async fn wrong_password_is_denied_and_no_secret_is_shown() {
     let trace = Trace::of_all_threads();
     let server = Server::start_with(&["--requirepass", "right-secret-1"]);
     set_user(&server, &["~*", "&*", "+@all"]);
@@ -288,7 +288,7 @@ async fn eval_refused_leaves_the_scripts_unknown() {
 
 /// They are known to the server, by an earlier manager, until it forgets them.
 #[tokio::test]
-async fn eval_refused_is_told_also_when_the_scripts_are_known() {
+async fn eval_refused_fails_also_when_the_scripts_are_known() {
     let server = Server::start();
     set_user(&server, &MINIMAL);
     let leases = app().connect(&lease_url(&server)).await.expect("a manager");
@@ -329,15 +329,15 @@ async fn waiters_without_a_right_to_publish_or_subscribe_poll() {
         set_user(&server, &[&MINIMAL[..], rights].concat());
         let builder = app().max_poll_interval(BOUND);
         let leases = builder.clone().connect(&lease_url(&server)).await.expect("a manager");
-        let rivals = builder.connect(&lease_url(&server)).await.expect("a manager");
+        let contenders = builder.connect(&lease_url(&server)).await.expect("a manager");
         let lease = lock(&leases, "job").await;
-        let mut rival = rivals.lock("job");
-        let rival = tokio::spawn(async move { rival.lock().await.expect("a lease") });
+        let mut contender = contenders.lock("job");
+        let contender = tokio::spawn(async move { contender.lock().await.expect("a lease") });
         tokio::time::sleep(BOUND * 2).await;
-        assert!(!rival.is_finished());
+        assert!(!contender.is_finished());
         let start = Instant::now();
         lease.unlock().await.expect("released, though nobody was told");
-        let lease = rival.await.expect("no panic");
+        let lease = contender.await.expect("no panic");
         // Nothing else would let it in within the time to live.
         assert!(start.elapsed() < LONG, "{rights:?}: {:?}", start.elapsed());
         lease.unlock().await.expect("a release");
@@ -374,27 +374,27 @@ async fn hgetall_refused_denies_only_inspect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn minimal_rights_are_enough_for_everything() {
+async fn minimal_permissions_are_enough_for_everything() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     set_user(&server, &MINIMAL);
     let builder = app().ttl(T).fence_retention(Some(T * 2));
     let mut connection = server.connection();
     let leases = builder.clone().connect(&lease_url(&server)).await.expect("a manager");
-    let rivals = builder.connect(&lease_url(&server)).await.expect("a manager");
+    let contenders = builder.connect(&lease_url(&server)).await.expect("a manager");
     for name in ["job", "{tag}job"] {
         let mut lock = leases.lock(name);
         let outer = lock.lock().await.expect("a lease");
         let inner = lock.lock().await.expect("a nested lease");
         assert!(outer.fence().is_some());
-        assert!(rivals.lock(name).try_lock().await.expect("an answer").is_none());
+        assert!(contenders.lock(name).try_lock().await.expect("an answer").is_none());
         let key = format!("app:{name}");
         eventually(LONG, || connection.command(&["HVALS", &key]).list()[0].int() == 2).await;
-        let holding = rivals.inspect(name).await.expect("an answer").expect("a holder");
+        let holding = contenders.inspect(name).await.expect("an answer").expect("a holder");
         assert_eq!(holding.hold_count, 2);
         inner.unlock().await.expect("a release");
-        let mut rival = rivals.lock(name);
-        let rival = tokio::spawn(async move { rival.lock().await.expect("a lease") });
+        let mut contender = contenders.lock(name);
+        let contender = tokio::spawn(async move { contender.lock().await.expect("a lease") });
         // It listens to Redisson's channel, which brings braces of its own if the name has none.
         let key = format!("app:{name}");
         let key = if name.contains('{') { key } else { format!("{{{key}}}") };
@@ -406,14 +406,14 @@ async fn minimal_rights_are_enough_for_everything() {
         assert!(exists(&server, &format!("app:{name}")));
         let start = Instant::now();
         outer.unlock().await.expect("a release");
-        let lease = rival.await.expect("no panic");
+        let lease = contender.await.expect("no panic");
         assert!(start.elapsed() < T, "{:?}", start.elapsed());
 
         // Why a lease is lost is seen, too.
         assert!(leases.force_unlock(name, "test").await.expect("an answer"));
         assert_eq!(within(LONG, lease.lost()).await, Loss::Revoked);
         drop(lease);
-        let lease = rivals.lock(name).lock().await.expect("a lease");
+        let lease = contenders.lock(name).lock().await.expect("a lease");
         server.command(&["DEL", &format!("app:{name}")]);
         let next = leases.lock(name).lock().await.expect("a lease");
         assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
@@ -425,7 +425,7 @@ async fn minimal_rights_are_enough_for_everything() {
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     lock(&leases, "job").await.unlock().await.expect("a release");
     leases.close().await.expect("nothing to release");
-    rivals.close().await.expect("nothing to release");
+    contenders.close().await.expect("nothing to release");
     // The client library would like to know these two, and does without.
     let optional =
         ["info", "client|id", "client|setname", "ping"].map(|name| Reply::Text(name.to_owned()));
@@ -447,10 +447,10 @@ fn least_permissions_of_these_tests_are_those_of_the_guide() {
         ["~redisson_lock_token:app:*", "~leasehold_note:app:*", "&redisson_lock__channel:app:*"];
     let mut least = MINIMAL.to_vec();
     least.retain(|word| !braces.contains(word));
-    let mut told = kit::rights::of_one_server();
+    let mut documented = kit::rights::of_one_server();
     least.sort_unstable();
-    told.sort_unstable();
-    assert_eq!(least, told);
+    documented.sort_unstable();
+    assert_eq!(least, documented);
 }
 
 #[tokio::test]
@@ -574,7 +574,7 @@ async fn set_that_fails_half_way_leaves_no_name() {
 }
 
 #[tokio::test]
-async fn key_of_another_type_is_told_and_left_alone() {
+async fn key_of_another_type_is_left_alone() {
     let server = Server::start();
     let leases = connect(&server).await;
     let table: [(&str, &[&str]); 5] = [
@@ -606,7 +606,7 @@ async fn key_of_another_type_is_told_and_left_alone() {
 }
 
 #[tokio::test]
-async fn fence_key_that_holds_no_number_is_told_and_left_alone() {
+async fn fence_key_that_holds_no_number_is_left_alone() {
     let server = Server::start();
     let leases = connect(&server).await;
     let key = fence_key("job");
@@ -806,7 +806,7 @@ fn listener(serve: fn(std::net::TcpStream)) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_that_is_not_redis_is_told_in_bounded_time() {
+async fn server_that_is_not_redis_fails_in_bounded_time() {
     let http = listener(|mut stream| {
         let mut request = [0; 1024];
         while let Ok(1..) = stream.read(&mut request) {
@@ -847,7 +847,7 @@ async fn server_that_is_not_redis_is_told_in_bounded_time() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_told_at_once() {
+async fn server_that_is_not_there_fails_at_once() {
     let server = Server::start();
     let port = server.port();
     drop(server);
@@ -865,7 +865,7 @@ async fn nobody_there_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn database_that_the_server_has_not_is_told() {
+async fn database_that_the_server_has_not_is_refused() {
     let server = Server::start();
     let error = LeaseManager::connect(&format!("{}/200", server.url()))
         .await

@@ -159,13 +159,13 @@ fn release_does_not_depend_on_the_line() {
 #[tokio::test]
 async fn permissions_of_the_guide_are_enough_for_a_line() {
     let server = Server::start();
-    let mut rights = kit::rights::of_one_server();
-    set_user(&server, &rights);
+    let mut permissions = kit::rights::of_one_server();
+    set_user(&server, &permissions);
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     let error = leases.fair_lock("app:n").lock().await.expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    rights.extend(kit::rights::of_fair_locks());
-    set_user(&server, &rights);
+    permissions.extend(kit::rights::of_fair_locks());
+    set_user(&server, &permissions);
     let other = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     server.command(&["ACL", "LOG", "RESET"]);
     let lease = leases.fair_lock("app:n").lock().await.expect("a lease");
@@ -240,7 +240,7 @@ async fn line_is_in_the_slot_of_its_lock() {
 
 /// Four managers with eight tasks each, which lock again and again: the order of the grants against that of the arrivals.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crowds_of_four_managers_are_served_in_order() {
+async fn waiters_of_four_managers_are_served_in_order() {
     let server = Server::start();
     let order = Order::of(&server, &LeaseManager::builder().ttl(T), Kind::Fair, T).await;
     let (grants, changes) = (order.grants(), order.changes());

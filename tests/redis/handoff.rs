@@ -62,19 +62,19 @@ impl Room {
 }
 
 /// Tasks that lock "job" again and again; how often they got it.
-struct Crowd {
+struct Callers {
     tasks: JoinSet<()>,
     turns: Arc<AtomicUsize>,
 }
 
-impl Crowd {
+impl Callers {
     fn gather(leases: &LeaseManager, room: &Arc<Room>, over: &Arc<AtomicBool>) -> Self {
-        let mut crowd = Self { tasks: JoinSet::new(), turns: Arc::default() };
+        let mut callers = Self { tasks: JoinSet::new(), turns: Arc::default() };
         for i in 0..8 {
             let mut lock = leases.lock("job");
             let (room, over) = (Arc::clone(room), Arc::clone(over));
-            let turns = Arc::clone(&crowd.turns);
-            crowd.tasks.spawn(async move {
+            let turns = Arc::clone(&callers.turns);
+            callers.tasks.spawn(async move {
                 while !over.load(Ordering::Relaxed) {
                     let asked = room.turns();
                     let lease = lock.lock().await.expect("a lease");
@@ -91,7 +91,7 @@ impl Crowd {
                 }
             });
         }
-        crowd
+        callers
     }
 
     async fn turns(mut self) -> usize {
@@ -121,7 +121,7 @@ fn watch(mut connection: Resp, over: &Arc<AtomicBool>) -> thread::JoinHandle<usi
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_crowds_share_a_name_fairly_and_at_little_cost() {
+async fn managers_share_a_name_fairly_and_at_little_cost() {
     let server = Server::start();
     let (here, there) = (
         connect(LeaseManager::builder(), &server).await,
@@ -132,11 +132,11 @@ async fn two_crowds_share_a_name_fairly_and_at_little_cost() {
     let (room, over) = (Arc::new(Room::default()), Arc::default());
     let watching = watch(server.connection(), &over);
     let start = Instant::now();
-    let crowds = [&here, &there].map(|leases| Crowd::gather(leases, &room, &over));
+    let both = [&here, &there].map(|leases| Callers::gather(leases, &room, &over));
     tokio::time::sleep(millis(1_500)).await;
     eventually(LONG, || room.turns() > 4_000).await;
     over.store(true, Ordering::Relaxed);
-    let [ours, theirs] = crowds.map(Crowd::turns);
+    let [ours, theirs] = both.map(Callers::turns);
     let (ours, theirs) = (ours.await, theirs.await);
     let all = ours + theirs;
     assert!(ours.min(theirs) * 4 >= all, "{ours} and {theirs}");
@@ -165,7 +165,7 @@ const GIVE: &str = "assert(redis.call('HGET', KEYS[1], ARGV[1]) == '1')
 
 /// A rival of another kind: how many releases it waits for with each of its turns, woken by messages as Redisson
 /// is, or asking all the time.
-fn rival(server: &Server, room: Arc<Room>, listens: bool) -> thread::JoinHandle<Vec<i64>> {
+fn contender(server: &Server, room: Arc<Room>, listens: bool) -> thread::JoinHandle<Vec<i64>> {
     let (mut connection, mut messages) = (server.connection(), server.connection());
     if listens {
         messages.subscribe(&channel("job"));
@@ -193,17 +193,17 @@ fn rival(server: &Server, room: Arc<Room>, listens: bool) -> thread::JoinHandle<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rival_of_another_kind_gets_its_turn() {
+async fn contender_of_another_kind_gets_its_turn() {
     for listens in [true, false] {
         let server = Server::start();
         let leases = connect(LeaseManager::builder(), &server).await;
         let room = Arc::new(Room::default());
-        let rival = rival(&server, Arc::clone(&room), listens);
+        let contender = contender(&server, Arc::clone(&room), listens);
         let over = Arc::default();
-        let crowd = Crowd::gather(&leases, &room, &over);
-        eventually(LONG * 2, || rival.is_finished() && room.turns() > 1_000).await;
+        let callers = Callers::gather(&leases, &room, &over);
+        eventually(LONG * 2, || contender.is_finished() && room.turns() > 1_000).await;
         over.store(true, Ordering::Relaxed);
-        let (waits, turns) = (rival.join().expect("no panic"), crowd.turns().await);
+        let (waits, turns) = (contender.join().expect("no panic"), callers.turns().await);
         let worst = waits.iter().max().expect("some");
         assert!(*worst <= 32, "{waits:?} releases in {turns} turns, it listens: {listens}");
     }

@@ -52,7 +52,7 @@ fn end_of(server: &Server, key: &str) -> Instant {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn key_deleted_or_taken_is_told_at_the_next_renewal() {
+async fn key_deleted_or_taken_is_found_by_the_next_renewal() {
     const T: Duration = millis(3_000);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
@@ -156,7 +156,7 @@ async fn at_six_phases(mode: Mode) {
             let name = format!("job:{phase}");
             let proxy = Proxy::start(server.port());
             let leases = connect(&proxy.url(), T).await;
-            let rivals = connect(&server.url(), T).await;
+            let contenders = connect(&server.url(), T).await;
             let lease = lock(&leases, &name).await;
             renewal(&server, &name, LONG).await;
             tokio::time::sleep(T / 3 * phase / 6).await;
@@ -164,12 +164,12 @@ async fn at_six_phases(mode: Mode) {
             let lost = watch(&lease);
             lease.check().expect("held");
             proxy.set(mode);
-            let mut rival = rivals.lock(&name);
-            let rival = tokio::spawn(async move { (rival.lock().await, Instant::now()) });
+            let mut contender = contenders.lock(&name);
+            let contender = tokio::spawn(async move { (contender.lock().await, Instant::now()) });
             let (loss, told) = lost.await.expect("no panic");
             assert_eq!(loss, Loss::Expired, "{mode:?}, phase {phase}");
             let sent = proxy.count("EVALSHA");
-            let (next, entered) = rival.await.expect("no panic");
+            let (next, entered) = contender.await.expect("no panic");
             let next = next.expect("the rival's lease");
             assert!(told < entered, "{mode:?}, phase {phase}: told {:?} too late", told - entered);
             assert!(next.fence() > lease.fence());
@@ -191,27 +191,27 @@ async fn at_six_phases(mode: Mode) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_a_black_hole_the_token_fires_before_a_rival_gets_in() {
+async fn token_fires_before_the_next_enters_in_a_black_hole() {
     at_six_phases(Mode::BlackHole).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_requests_held_the_token_fires_before_a_rival_gets_in() {
+async fn token_fires_before_the_next_enters_if_requests_are_held() {
     at_six_phases(Mode::HoldRequests).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_replies_held_the_token_fires_before_a_rival_gets_in() {
+async fn token_fires_before_the_next_enters_if_replies_are_held() {
     at_six_phases(Mode::HoldReplies).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_replies_dropped_the_token_fires_before_a_rival_gets_in() {
+async fn token_fires_before_the_next_enters_if_replies_drop() {
     at_six_phases(Mode::DropReplies).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn token_fires_before_a_rival_enters_if_connections_are_refused() {
+async fn token_fires_before_the_next_enters_if_refused() {
     at_six_phases(Mode::Refuse).await;
 }
 
@@ -574,11 +574,11 @@ async fn holder_followed_by_a_waiter_learns_that_it_is_taken() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
-    let rivals = connect(&server.url(), T).await;
+    let contenders = connect(&server.url(), T).await;
     let lease = lock(&leases, "job").await;
-    let mut rival = rivals.lock("job");
+    let mut contender = contenders.lock("job");
     let lost = watch(&lease);
-    let (next, _) = tokio::join!(rival.lock(), async {
+    let (next, _) = tokio::join!(contender.lock(), async {
         tokio::time::sleep(millis(100)).await;
         server.command(&["DEL", "job"]);
         server.command(&["PUBLISH", "redisson_lock__channel:{job}", "0"]);

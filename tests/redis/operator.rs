@@ -190,8 +190,8 @@ fn manager_keys(server: &Server) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holders_of_all_kinds_lead_to_their_process_at_once() {
     let server = Server::start();
-    let rights = [kit::rights::of_one_server(), kit::rights::of_shared_names()].concat();
-    set_user(&server, &[rights, kit::rights::of_fair_locks()].concat());
+    let permissions = [kit::rights::of_one_server(), kit::rights::of_shared_names()].concat();
+    set_user(&server, &[permissions, kit::rights::of_fair_locks()].concat());
     let owner = Owner::new("order service").version("1.4.2");
     let described = builder().prefix("app:").describe(owner.clone());
     let leases = described.connect(&lease_url(&server)).await.expect("a manager");
@@ -244,10 +244,10 @@ async fn holders_of_all_kinds_lead_to_their_process_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn manager_without_permission_for_its_key_says_so_once() {
     let (trace, server) = (Trace::of_all_threads(), Server::start());
-    let mut rights = kit::rights::of_one_server();
-    rights.retain(|right| *right != "~app:*");
-    rights.extend(["~app:job*", "~app:leasehold-probe:*"]);
-    set_user(&server, &rights);
+    let mut permissions = kit::rights::of_one_server();
+    permissions.retain(|right| *right != "~app:*");
+    permissions.extend(["~app:job*", "~app:leasehold-probe:*"]);
+    set_user(&server, &permissions);
     let service = "may-not-describe-itself";
     let described = builder().prefix("app:").describe(Owner::new(service));
     let leases = described.connect(&lease_url(&server)).await.expect("a manager");

@@ -123,8 +123,8 @@ async fn info_is_asked_for_once_and_not_at_all_when_off() {
 #[tokio::test]
 async fn user_that_may_not_ask_is_the_one_finding() {
     let server = Server::start_with(&DURABLE);
-    let rights = rights::of_one_server();
-    server.command(&[&["ACL", "SETUSER", "lease", "on", ">secret"], &rights[..]].concat());
+    let permissions = rights::of_one_server();
+    server.command(&[&["ACL", "SETUSER", "lease", "on", ">secret"], &permissions[..]].concat());
     let url = server.url_as("lease", "secret", 0);
     let builder = here(Preflight::Warn).prefix("app:");
     let (trace, _guard) = Trace::of_this_thread();
@@ -248,8 +248,8 @@ async fn cluster_names_the_server_and_one_denial_for_all() {
     evict(&cluster.nodes[1]);
     let server = format!("127.0.0.1:{}", cluster.nodes[1].port());
     assert_eq!(found(&refused(&cluster.url()).await), [(server, Check::Eviction)]);
-    let rights = ["ACL", "SETUSER", "lease", "on", ">secret", "~*", "&*", "+@all", "-info"];
-    cluster.nodes.iter().for_each(|node| _ = node.command(&rights));
+    let permissions = ["ACL", "SETUSER", "lease", "on", ">secret", "~*", "&*", "+@all", "-info"];
+    cluster.nodes.iter().for_each(|node| _ = node.command(&permissions));
     let url = cluster.url().replace("redis-cluster://", "redis-cluster://lease:secret@");
     let error = refused(&url).await;
     assert!(matches!(&found(&error)[..], [(_, Check::Info)]), "{error}");

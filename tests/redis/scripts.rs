@@ -199,7 +199,7 @@ fn item_behind_a_failed_one_gets_its_own_arguments() {
 
 /// A text without the words that tell of a missing right must be passed on as it is.
 #[test]
-fn error_is_told_in_the_servers_words() {
+fn error_has_the_words_of_the_server() {
     both_ways(|mut bench| {
         bench.command(&["SET", "text", "somebody's"]);
         let items = bench.batch(&["text"], &[&GOOD[..], &["me", "SA"]].concat());
@@ -229,7 +229,7 @@ fn tokens_begin_as_was_said_last_and_else_stand_alone() {
 
 /// Who holds it is told by how long, or that it is for ever.
 #[test]
-fn hold_is_told_from_one_that_is_gone_or_taken() {
+fn hold_differs_from_one_that_is_gone_or_taken() {
     both_ways(|mut bench| {
         bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
         bench.command(&["HSET", "ever", "somebody's", "1"]);
@@ -243,7 +243,7 @@ fn hold_is_told_from_one_that_is_gone_or_taken() {
 }
 
 #[test]
-fn release_tells_how_many_have_heard_of_it() {
+fn release_returns_how_many_have_heard_of_it() {
     both_ways(|mut bench| {
         let mut subscribers = Vec::new();
         for listeners in 0..3 {
@@ -555,7 +555,7 @@ fn when_all_are_renewed_one_number_says_so() {
 }
 
 #[test]
-fn each_that_is_not_renewed_is_told_apart_and_spoils_no_other() {
+fn each_that_is_not_renewed_spoils_no_other() {
     both_ways(|mut bench| {
         for (name, token) in [("first", "me:1"), ("taken", "me:1"), ("last", "us:1")] {
             bench.batch(&[name], &[&GOOD[..], &[token, "SA"]].concat());

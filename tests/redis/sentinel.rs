@@ -154,7 +154,7 @@ async fn killed_primary_costs_no_lease_that_a_replica_has() {
 async fn grant_no_replica_has_is_gone_at_first_contact_after_failover() {
     for frozen in [false, true] {
         let all = own_to_cut().await;
-        let (leases, rivals) = (connect(&all, TTL).await, connect(&all, TTL).await);
+        let (leases, contenders) = (connect(&all, TTL).await, connect(&all, TTL).await);
         all.cut_replicas();
         let lease = lock(&leases, "job").await;
         let lost = tokio::spawn(lease.lost());
@@ -170,11 +170,16 @@ async fn grant_no_replica_has_is_gone_at_first_contact_after_failover() {
         // Not at the end of its time, and for what happened.
         assert_eq!(cause, Loss::Gone);
         println!("frozen: {frozen}; told {:?} after the promotion was seen", promoted.elapsed());
-        let rival = lock(&rivals, "job").await;
-        assert!(rival.fence() > lease.fence(), "{:?} after {:?}", rival.fence(), lease.fence());
+        let contender = lock(&contenders, "job").await;
+        assert!(
+            contender.fence() > lease.fence(),
+            "{:?} after {:?}",
+            contender.fence(),
+            lease.fence()
+        );
         assert_eq!(lease.unlock().await.expect_err("lost").kind(), ErrorKind::Lost);
-        assert!(rival.check().is_ok());
-        rival.unlock().await.expect("released");
+        assert!(contender.check().is_ok());
+        contender.unlock().await.expect("released");
         if frozen {
             all.servers[0].resume();
         }
@@ -269,7 +274,7 @@ async fn closed_manager_leaves_no_connection_behind() {
 
 /// The permissions that the documentation names, and no others.
 #[tokio::test]
-async fn documented_rights_are_enough_for_servers_and_sentinels() {
+async fn documented_permissions_are_enough_for_all_servers() {
     let all = own(CALM).await;
     for server in &all.servers {
         server.command(

@@ -72,15 +72,15 @@ async fn keys_are_those_of_redisson_and_none_stays() {
 #[tokio::test]
 async fn permissions_of_the_guide_are_enough() {
     let server = Server::start();
-    let mut rights = kit::rights::of_one_server();
-    set_user(&server, &rights);
+    let mut permissions = kit::rights::of_one_server();
+    set_user(&server, &permissions);
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     let error = leases.rw_lock("app:rw").read().await.expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     let error = leases.semaphore("app:pool", 2).acquire().await.expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    rights.extend(kit::rights::of_shared_names());
-    set_user(&server, &rights);
+    permissions.extend(kit::rights::of_shared_names());
+    set_user(&server, &permissions);
     let other = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     server.command(&["ACL", "LOG", "RESET"]);
 

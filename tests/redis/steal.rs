@@ -26,11 +26,11 @@ async fn inboxes(server: &Server, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_holder_is_told_by_its_inbox_when_the_steal_is_answered() {
+async fn old_holder_learns_by_its_inbox_when_the_steal_is_answered() {
     let server = Server::start();
     let (here, there) = (connect(&server).await, connect(&server).await);
     inboxes(&server, 2).await;
-    let (mut answered, mut told) = (Vec::new(), Vec::new());
+    let (mut answered, mut notified) = (Vec::new(), Vec::new());
     for round in 0..20 {
         let name = format!("job:{round}");
         let old = here.lock(&name).lock().await.expect("a lease");
@@ -41,7 +41,7 @@ async fn old_holder_is_told_by_its_inbox_when_the_steal_is_answered() {
         answered.push(start.elapsed());
         let (loss, at) = within(LONG, news).await.expect("no panic");
         assert_eq!(loss, Loss::Stolen);
-        told.push(at.saturating_duration_since(start));
+        notified.push(at.saturating_duration_since(start));
         assert!(old.fence() < new.fence());
         let note = old.note().await.expect("an answer").expect("a note");
         assert_eq!((note.act, &*note.why, note.fence_to_beat), (Act::Stolen, WHY, new.fence()));
@@ -49,14 +49,14 @@ async fn old_holder_is_told_by_its_inbox_when_the_steal_is_answered() {
     }
     // The old holder hears at the time of one request. The ratio holds on a busy machine too.
     answered.sort();
-    told.sort();
-    println!("answered after {:?}, told after {:?} (medians)", answered[10], told[10]);
-    assert!(told[10] < 4 * answered[10], "answered: {answered:?}, told: {told:?}");
+    notified.sort();
+    println!("answered after {:?}, told after {:?} (medians)", answered[10], notified[10]);
+    assert!(notified[10] < 4 * answered[10], "answered: {answered:?}, told: {notified:?}");
 }
 
 /// The control of the test before: without the message, the next renewal tells it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_holder_without_its_inbox_is_told_by_a_renewal() {
+async fn old_holder_without_its_inbox_learns_by_a_renewal() {
     const T: Duration = Duration::from_secs(3);
     let server = Server::start();
     set_user(&server, &["~*", "resetchannels", "+@all"]);
@@ -73,7 +73,7 @@ async fn old_holder_without_its_inbox_is_told_by_a_renewal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forced_release_is_told_with_its_reason() {
+async fn forced_release_ends_the_lease_with_its_reason() {
     let server = Server::start();
     let (here, there) = (connect(&server).await, connect(&server).await);
     inboxes(&server, 2).await;
@@ -114,7 +114,7 @@ async fn wanted_holder_hears_it_and_releases() {
 
 /// In a cluster the hint is a request of its own, to the server of the inbox.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_holder_on_a_cluster_is_told_by_its_inbox() {
+async fn old_holder_on_a_cluster_learns_by_its_inbox() {
     let cluster = shared().await;
     for (sharded, channels) in [(false, "CHANNELS"), (true, "SHARDCHANNELS")] {
         let connect = async || {
@@ -135,7 +135,7 @@ async fn old_holder_on_a_cluster_is_told_by_its_inbox() {
             let old = here.lock(&name).lock().await.expect("a lease");
             let mut thief = there.lock(&name);
             let start = Instant::now();
-            let (told, note) = match round % 3 {
+            let (notified, note) = match round % 3 {
                 0 => {
                     let new = thief.steal(WHY).await.expect("an answer").expect("none between");
                     assert_eq!(within(LONG, old.lost()).await, Loss::Stolen);
@@ -150,15 +150,15 @@ async fn old_holder_on_a_cluster_is_told_by_its_inbox() {
                 _ => {
                     let wants = tokio::spawn(async move { thief.steal_after(LONG, WHY).await });
                     within(LONG, old.wanted()).await;
-                    let (told, note) = (start.elapsed(), old.note().await);
+                    let (notified, note) = (start.elapsed(), old.note().await);
                     old.unlock().await.expect("a release");
                     let new = wants.await.expect("no panic").expect("an answer").expect("released");
                     new.unlock().await.expect("a release");
-                    (told, note)
+                    (notified, note)
                 }
             };
             assert_eq!(note.expect("an answer").expect("a note").why, WHY);
-            times.push(told);
+            times.push(notified);
         }
         times.sort();
         println!("sharded: {sharded}, told after {:?} to {:?}", times[0], times[11]);
@@ -187,8 +187,8 @@ async fn permissions_of_the_guide_are_enough_to_steal() {
     for refused in server.command(&["ACL", "LOG", "128"]).list() {
         let items = refused.list();
         // It looks at the holder, and does without what that tells about itself.
-        let told = format!("{items:?}");
-        let of_inspect = told.contains("leasehold_meta") || told.contains("pubsub|numsub");
+        let notified = format!("{items:?}");
+        let of_inspect = notified.contains("leasehold_meta") || notified.contains("pubsub|numsub");
         assert!(of_inspect || optional.iter().any(|word| items.contains(word)), "{items:?}");
     }
 }
@@ -196,9 +196,9 @@ async fn permissions_of_the_guide_are_enough_to_steal() {
 #[tokio::test]
 async fn steal_without_the_permission_for_notes_is_denied() {
     let server = Server::start();
-    let rights: Vec<&str> =
+    let permissions: Vec<&str> =
         kit::rights::of_one_server().into_iter().filter(|word| !word.contains("note")).collect();
-    set_user(&server, &rights);
+    set_user(&server, &permissions);
     let leases = app().ttl(LONG).connect(&lease_url(&server)).await.expect("a manager");
     let other = app().ttl(LONG).connect(&lease_url(&server)).await.expect("a manager");
     let old = other.lock("job").lock().await.expect("a lease");

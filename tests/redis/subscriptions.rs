@@ -119,7 +119,7 @@ async fn subscription_that_dies_at_once_is_made_less_and_less_often() {
     let leases = patient(T).connect(&proxy.url()).await.expect("a manager");
     let there = connect(&server.url()).await;
     eventually(LONG, || inboxes(&server) == 2).await;
-    let told = |text: &str| warnings(&trace, proxy.port(), text);
+    let warned = |text: &str| warnings(&trace, proxy.port(), text);
     let before = proxy.connections();
     for n in 1..=DEATHS {
         proxy.drop_request(n, "SUBSCRIBE");
@@ -131,7 +131,7 @@ async fn subscription_that_dies_at_once_is_made_less_and_less_often() {
     assert!(start.elapsed() > Duration::from_millis(600), "{:?}", start.elapsed());
     // Its last connection is no victim.
     assert_eq!(proxy.connections(), before + DEATHS + 1);
-    assert_eq!(told("the connection for wake-ups ends soon after it is made"), 1);
+    assert_eq!(warned("the connection for wake-ups ends soon after it is made"), 1);
     let took = woken_after(&server, &there, &leases).await;
     assert!(took < SOON, "{took:?}");
     // It is as good as new once it has lived for a while.

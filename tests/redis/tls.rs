@@ -91,8 +91,8 @@ fn tell(story: &str, trust: &Path, port: u16) {
         .env(URL, format!("rediss://localhost:{port}"))
         .output()
         .expect("it runs");
-    let output = String::from_utf8_lossy(&told.stdout);
-    assert!(told.status.success() && output.contains("1 passed"), "{output}");
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && output.contains("1 passed"), "{output}");
 }
 
 /// Set in the process that runs the story.
@@ -104,7 +104,7 @@ async fn server_whose_ca_is_trusted_is_locked_on() {
         let certificates = certificates();
         let (server, port) = server(certificates.path());
         let trust = certificates.path().join("ca.crt");
-        tell("tls::server_whose_ca_is_trusted_is_locked_on", &trust, port);
+        run_story("tls::server_whose_ca_is_trusted_is_locked_on", &trust, port);
         assert_eq!(server.command(&["EXISTS", "redisson_lock_token:{tls}"]).int(), 1);
         return;
     };
@@ -121,7 +121,7 @@ async fn server_whose_ca_is_not_trusted_is_refused() {
         let (theirs, others) = (certificates(), certificates());
         let (server, port) = server(theirs.path());
         let trust = others.path().join("ca.crt");
-        tell("tls::server_whose_ca_is_not_trusted_is_refused", &trust, port);
+        run_story("tls::server_whose_ca_is_not_trusted_is_refused", &trust, port);
         assert!(server.command(&["KEYS", "*"]).list().is_empty());
         return;
     };

@@ -338,8 +338,8 @@ async fn waiter_without_a_right_to_the_channel_polls() {
         event.level == Level::WARN && event.message().contains("refused to wake waiters")
     };
     let warnings = || trace.matching(warns).len();
-    let told = warnings();
-    assert!(told > 0);
+    let reported = warnings();
+    assert!(reported > 0);
     for round in 1..=2 {
         lock_by_hand(&server, "unheard", Duration::from_secs(30));
         let waiter = wait_for(&leases, "unheard");
@@ -350,7 +350,7 @@ async fn waiter_without_a_right_to_the_channel_polls() {
         // Its release cannot be published, and is one all the same.
         lease.expect("a lease").unlock().await.expect("a release");
         assert_eq!(server.command(&["EXISTS", "unheard"]), Reply::Int(0));
-        assert!(warnings() >= told + round);
+        assert!(warnings() >= reported + round);
     }
 }
 
@@ -451,19 +451,19 @@ async fn waiter_is_subscribed_once_after_an_outage_however_long() {
         let proxy = Proxy::start(server.port());
         let builder = LeaseManager::builder().ttl(Duration::from_secs(1));
         let leases = builder.connect(&proxy.url()).await.expect("a manager");
-        let told = Arc::new(AtomicUsize::new(0));
+        let reported = Arc::new(AtomicUsize::new(0));
         let waiter = tokio::spawn({
-            let (mut lock, told) = (leases.lock("job"), Arc::clone(&told));
+            let (mut lock, reported) = (leases.lock("job"), Arc::clone(&reported));
             async move {
                 while lock.lock().await.is_err() {
-                    told.fetch_add(1, Ordering::Relaxed);
+                    reported.fetch_add(1, Ordering::Relaxed);
                 }
             }
         });
         let mut connection = server.connection();
         eventually(LONG, || subscribers(&mut connection, &channel("job")) == 1).await;
         proxy.set(mode);
-        eventually(LONG, || told.load(Ordering::Relaxed) >= 5).await;
+        eventually(LONG, || reported.load(Ordering::Relaxed) >= 5).await;
         connection.command(&["CONFIG", "RESETSTAT"]);
         proxy.set(Mode::Pass);
         eventually(LONG, || calls(&mut connection, "subscribe") >= 1).await;
@@ -769,7 +769,7 @@ async fn waits_polling(proxy: &Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn longer_outage_is_told_as_unavailable() {
+async fn longer_outage_is_unavailable() {
     const T: Duration = millis(2_000);
     let server = Server::start();
     let mut outages = JoinSet::new();

@@ -459,7 +459,7 @@ async fn lease_under_redissons_read_write_lock_is_lost_alone() {
 }
 
 #[tokio::test]
-async fn inspect_tells_what_the_server_has() {
+async fn inspect_returns_what_the_server_has() {
     let server = Server::start();
     let leases = connect(&server).await;
     let others = connect(&server).await;

@@ -61,23 +61,23 @@ impl State {
     /// Whether this is what a store may say.
     fn run(&mut self, call: i64, op: &Op) -> bool {
         match op {
-            Op::Acquire(who, told) => self.acquire(call, *who, *told),
-            Op::Renew(who, told) => {
+            Op::Acquire(who, answer) => self.acquire(call, *who, *answer),
+            Op::Renew(who, answer) => {
                 let result = self.own(*who).map(|hold| hold.set_by = call);
-                told.is_none_or(|told| told == result.err())
+                answer.is_none_or(|answer| answer == result.err())
             }
-            Op::Release(who, count, told) => {
+            Op::Release(who, count, answer) => {
                 let result = self.own(*who).map(|hold| hold.count = *count);
                 if result.is_ok() && *count == 0 {
                     self.hold = None;
                 }
-                told.is_none_or(|told| told == result.err())
+                answer.is_none_or(|answer| answer == result.err())
             }
-            Op::Force(told) => {
+            Op::Force(answer) => {
                 let was = self.hold.take().is_some();
-                told.is_none_or(|told| told == was)
+                answer.is_none_or(|answer| answer == was)
             }
-            Op::Read(told) => self.hold.as_ref().map(|hold| (hold.who, hold.count)) == *told,
+            Op::Read(answer) => self.hold.as_ref().map(|hold| (hold.who, hold.count)) == *answer,
             Op::Lapse(of) => {
                 self.hold.take_if(|hold| hold.set_by == *of);
                 true
@@ -85,9 +85,9 @@ impl State {
         }
     }
 
-    fn acquire(&mut self, call: i64, who: u64, told: Option<Result<u64, ()>>) -> bool {
+    fn acquire(&mut self, call: i64, who: u64, answer: Option<Result<u64, ()>>) -> bool {
         let fence = match self.own(who) {
-            Err(Absence::Taken) => return told.is_none_or(|told| told.is_err()),
+            Err(Absence::Taken) => return answer.is_none_or(|answer| answer.is_err()),
             Ok(hold) => {
                 hold.set_by = call;
                 hold.fence
@@ -97,15 +97,15 @@ impl State {
                 None
             }
         };
-        match (told, fence) {
+        match (answer, fence) {
             (None, _) => true,
             (Some(Err(())), _) => false,
-            (Some(Ok(told)), Some(fence)) => told == fence,
+            (Some(Ok(answer)), Some(fence)) => answer == fence,
             // The first to be told of it.
-            (Some(Ok(told)), None) => {
-                let grows = told > self.last_fence;
-                self.last_fence = told + BLOCK - 1;
-                self.hold.iter_mut().for_each(|hold| hold.fence = Some(told));
+            (Some(Ok(answer)), None) => {
+                let grows = answer > self.last_fence;
+                self.last_fence = answer + BLOCK - 1;
+                self.hold.iter_mut().for_each(|hold| hold.fence = Some(answer));
                 grows
             }
         }
@@ -165,8 +165,8 @@ impl Trial<Op> {
 
     /// Runs an operation; whether it was done, and set a time to live.
     async fn run(&self, op: Op) -> bool {
-        let told = self.keep(op.clone(), self.ask(op)).await;
-        told.is_some_and(|told| history::Op::keeps(&told).is_some())
+        let answer = self.keep(op.clone(), self.ask(op)).await;
+        answer.is_some_and(|answer| history::Op::keeps(&answer).is_some())
     }
 
     /// The same operation with what was told.
@@ -178,12 +178,12 @@ impl Trial<Op> {
                 let fencing = Fencing::new(BLOCK as u32, retention);
                 let request = Acquire::new(target, self.holder(who), TTL, TIMEOUT)
                     .with_fencing(Some(fencing));
-                let told = match self.store.acquire(request).await? {
+                let answer = match self.store.acquire(request).await? {
                     Acquired::Granted { fence, .. } => Ok(fence.expect("a fencing token")),
                     Acquired::Held { .. } => Err(()),
                     other => panic!("an outermost acquire: {other:?}"),
                 };
-                Op::Acquire(who, Some(told))
+                Op::Acquire(who, Some(answer))
             }
             Op::Renew(who, _) => {
                 let items = vec![Renewal::new(target, self.holder(who))];
@@ -193,12 +193,12 @@ impl Trial<Op> {
             }
             Op::Release(who, count, _) => {
                 let request = Release::new(target, self.holder(who), count, TIMEOUT);
-                let told = match self.store.release(request).await? {
+                let answer = match self.store.release(request).await? {
                     Released::Done { .. } => None,
                     Released::NotYours(absence) => Some(absence),
                     other => panic!("{other:?}"),
                 };
-                Op::Release(who, count, Some(told))
+                Op::Release(who, count, Some(answer))
             }
             Op::Force(_) => {
                 let request = ForceRelease::new(target, TIMEOUT);
@@ -372,7 +372,7 @@ fn acquire_without_an_answer_may_have_run_or_not() {
     for told in [Ok(20), Err(())] {
         let mut history = one_by_one(&[Op::Acquire(1, None), Op::Acquire(2, Some(told))]);
         history[0].returned = None;
-        assert!(is_linearizable(&history), "{told:?}");
+        assert!(is_linearizable(&history), "{answer:?}");
     }
 }
 

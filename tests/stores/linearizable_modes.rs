@@ -50,7 +50,7 @@ impl Side {
 
 /// A fencing token, or 0 for permits; `Held`, or what the holder found.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Told {
+enum Answer {
     Granted(u64),
     Held,
     Absent(Absence),
@@ -59,8 +59,8 @@ enum Told {
 /// What a client asked for and was told: `None` if its answer is unknown.
 #[derive(Clone, Debug, PartialEq)]
 enum Op {
-    Acquire(u64, Side, Option<Told>),
-    Convert(u64, Side, Option<Told>),
+    Acquire(u64, Side, Option<Answer>),
+    Convert(u64, Side, Option<Answer>),
     Renew(u64, Side, Option<Option<Absence>>),
     Release(u64, Side, Option<Option<Absence>>),
     Look(BTreeMap<u64, Side>),
@@ -94,16 +94,16 @@ struct Hold {
 
 impl State {
     fn absence(&self, side: Side) -> Absence {
-        let rival = |hold: &Hold| hold.side.is_exclusive() || side.is_exclusive();
-        if self.holds.values().any(rival) { Absence::Taken } else { Absence::Gone }
+        let excludes = |hold: &Hold| hold.side.is_exclusive() || side.is_exclusive();
+        if self.holds.values().any(excludes) { Absence::Taken } else { Absence::Gone }
     }
 
     /// Whether this is what a store may say.
     fn run(&mut self, call: i64, op: &Op) -> bool {
         match op {
-            Op::Acquire(who, side, told) => self.acquire(call, *who, *side, *told),
-            Op::Convert(who, side, told) => self.convert(call, *who, *side, *told),
-            Op::Renew(who, side, told) => {
+            Op::Acquire(who, side, answer) => self.acquire(call, *who, *side, *answer),
+            Op::Convert(who, side, answer) => self.convert(call, *who, *side, *answer),
+            Op::Renew(who, side, answer) => {
                 let absence = self.absence(*side);
                 let result = match self.holds.get_mut(who) {
                     // The store has lost the change to a writer.
@@ -115,24 +115,24 @@ impl State {
                     }
                     None => Some(absence),
                 };
-                told.is_none_or(|told| told == result)
+                answer.is_none_or(|answer| answer == result)
             }
-            Op::Release(who, side, told) => {
+            Op::Release(who, side, answer) => {
                 let absence = self.absence(*side);
                 // A writer whose change the store has lost finds nothing, and leaves nothing.
                 let is_its_own = |hold: Hold| (hold.side, *side) != (Side::Read, Side::Write);
                 let result = (!self.holds.remove(who).is_some_and(is_its_own)).then_some(absence);
-                told.is_none_or(|told| told == result)
+                answer.is_none_or(|answer| answer == result)
             }
-            Op::Look(told) => {
+            Op::Look(answer) => {
                 // On Redis, permits whose time is over are not shown, and can be released until an acquire takes them.
                 let may_hide = |side| matches!(side, Side::Permits(_));
                 let is_there = |(who, side): (&u64, &Side)| {
                     self.holds.get(who).is_some_and(|hold| hold.side == *side)
                 };
                 let is_shown =
-                    |(who, hold): (&u64, &Hold)| told.contains_key(who) || may_hide(hold.side);
-                told.iter().all(is_there) && self.holds.iter().all(is_shown)
+                    |(who, hold): (&u64, &Hold)| answer.contains_key(who) || may_hide(hold.side);
+                answer.iter().all(is_there) && self.holds.iter().all(is_shown)
             }
             Op::Lapse(of) => {
                 self.holds.retain(|_, hold| hold.set_by != *of);
@@ -141,17 +141,17 @@ impl State {
         }
     }
 
-    fn acquire(&mut self, call: i64, who: u64, side: Side, told: Option<Told>) -> bool {
+    fn acquire(&mut self, call: i64, who: u64, side: Side, answer: Option<Answer>) -> bool {
         if let Some(hold) = self.holds.get_mut(&who) {
             if (hold.side, side) == (Side::Read, Side::Write) {
-                return told.is_none_or(|told| told == Told::Held);
+                return answer.is_none_or(|answer| answer == Answer::Held);
             }
             hold.set_by = call;
             if hold.side != side {
                 // A late copy of a request from when the writer was a reader: nobody waits for its answer.
-                return told.is_none_or(|told| matches!(told, Told::Granted(_)));
+                return answer.is_none_or(|answer| matches!(answer, Answer::Granted(_)));
             }
-            return self.is_granted(who, told);
+            return self.is_granted(who, answer);
         }
         let permits = |hold: &Hold| if let Side::Permits(take) = hold.side { take } else { 0 };
         let held = match side {
@@ -160,52 +160,52 @@ impl State {
             Side::Permits(take) => self.holds.values().map(permits).sum::<u32>() + take > SIZE,
         };
         if held {
-            return told.is_none_or(|told| told == Told::Held);
+            return answer.is_none_or(|answer| answer == Answer::Held);
         }
         self.holds.insert(
             who,
             Hold { side, set_by: call, after: self.last_fence, fence: None, forgotten: false },
         );
-        self.is_granted(who, told)
+        self.is_granted(who, answer)
     }
 
-    fn convert(&mut self, call: i64, who: u64, side: Side, told: Option<Told>) -> bool {
+    fn convert(&mut self, call: i64, who: u64, side: Side, answer: Option<Answer>) -> bool {
         let (absence, alone) = (self.absence(side), self.holds.len() == 1);
         let Some(hold) = self.holds.get_mut(&who) else {
-            return told.is_none_or(|told| told == Told::Absent(absence));
+            return answer.is_none_or(|answer| answer == Answer::Absent(absence));
         };
         if (hold.side, side) == (Side::Read, Side::Write) && !alone {
-            return told.is_none_or(|told| told == Told::Held);
+            return answer.is_none_or(|answer| answer == Answer::Held);
         }
         if hold.side != side {
             (hold.after, hold.fence) = (self.last_fence, None);
         }
         (hold.side, hold.set_by) = (side, call);
-        self.is_granted(who, told)
+        self.is_granted(who, answer)
     }
 
-    fn is_granted(&mut self, who: u64, told: Option<Told>) -> bool {
-        let told = match told {
+    fn is_granted(&mut self, who: u64, answer: Option<Answer>) -> bool {
+        let answer = match answer {
             None => return true,
-            Some(Told::Granted(told)) => told,
+            Some(Answer::Granted(answer)) => answer,
             Some(_) => return false,
         };
-        let taken = self.holds.values().any(|hold| hold.fence == Some(told));
+        let taken = self.holds.values().any(|hold| hold.fence == Some(answer));
         let Some(hold) = self.holds.get_mut(&who) else { return false };
         if matches!(hold.side, Side::Permits(_)) {
-            return told == 0;
+            return answer == 0;
         }
-        let is_next = hold.forgotten && told > self.last_fence;
+        let is_next = hold.forgotten && answer > self.last_fence;
         if let Some(fence) = hold.fence
             && !is_next
         {
-            return told == fence;
+            return answer == fence;
         }
         // The first to be told of it. Readers that came later may have been told of theirs before.
-        let newest = if hold.side == Side::Write { told + BLOCK - 1 } else { told };
-        hold.fence = Some(told);
+        let newest = if hold.side == Side::Write { answer + BLOCK - 1 } else { answer };
+        hold.fence = Some(answer);
         self.last_fence = self.last_fence.max(newest);
-        told > hold.after && !taken
+        answer > hold.after && !taken
     }
 }
 
@@ -228,8 +228,8 @@ impl Model for Shared {
 impl history::Op for Op {
     fn keeps(&self) -> Option<u64> {
         match *self {
-            Self::Acquire(who, _, None | Some(Told::Granted(_)))
-            | Self::Convert(who, _, None | Some(Told::Granted(_)))
+            Self::Acquire(who, _, None | Some(Answer::Granted(_)))
+            | Self::Convert(who, _, None | Some(Answer::Granted(_)))
             | Self::Renew(who, _, None | Some(None)) => Some(who),
             _ => None,
         }
@@ -270,15 +270,15 @@ impl Trial<Op> {
         self.keep(op.clone(), self.ask(op)).await
     }
 
-    async fn acquire(&self, who: u64, side: Side, converts: bool) -> leasehold::Result<Told> {
+    async fn acquire(&self, who: u64, side: Side, converts: bool) -> leasehold::Result<Answer> {
         let fencing = Fencing::new(BLOCK as u32, Some(Duration::from_secs(60)));
         let request = Acquire::new(self.target(side), self.holder(who), TTL, TIMEOUT)
             .with_fencing(Some(fencing))
             .with_converts(converts);
         Ok(match self.store.acquire(request).await? {
-            Acquired::Granted { fence, .. } => Told::Granted(fence.unwrap_or(0)),
-            Acquired::Held { .. } => Told::Held,
-            Acquired::NotYours(absence) => Told::Absent(absence),
+            Acquired::Granted { fence, .. } => Answer::Granted(fence.unwrap_or(0)),
+            Acquired::Held { .. } => Answer::Held,
+            Acquired::NotYours(absence) => Answer::Absent(absence),
             other => panic!("{other:?}"),
         })
     }
@@ -300,12 +300,12 @@ impl Trial<Op> {
             }
             Op::Release(who, side, _) => {
                 let request = Release::new(self.target(side), self.holder(who), 0, TIMEOUT);
-                let told = match self.store.release(request).await? {
+                let answer = match self.store.release(request).await? {
                     Released::Done { .. } => None,
                     Released::NotYours(absence) => Some(absence),
                     other => panic!("{other:?}"),
                 };
-                Op::Release(who, side, Some(told))
+                Op::Release(who, side, Some(answer))
             }
             Op::Look(_) => {
                 let side = if self.is_pool() { Side::Permits(1) } else { Side::Read };
@@ -355,11 +355,11 @@ impl Trial<Op> {
                 tokio::join!(self.run(op.clone()), self.run(op.clone()));
             }
             match self.run(op.clone()).await {
-                Some(Op::Acquire(_, _, Some(Told::Granted(_))) | Op::Renew(_, _, Some(None))) => {
+                Some(Op::Acquire(_, _, Some(Answer::Granted(_))) | Op::Renew(_, _, Some(None))) => {
                     holds = holds.or(Some(first))
                 }
-                Some(Op::Convert(_, side, Some(Told::Granted(_)))) => holds = Some(side),
-                Some(Op::Convert(_, _, Some(Told::Held)) | Op::Acquire(..) | Op::Look(_)) => {}
+                Some(Op::Convert(_, side, Some(Answer::Granted(_)))) => holds = Some(side),
+                Some(Op::Convert(_, _, Some(Answer::Held)) | Op::Acquire(..) | Op::Look(_)) => {}
                 _ => {
                     // Never used again, unless as a late copy; and never after a change whose outcome is unknown.
                     holds = None;
@@ -382,27 +382,30 @@ async fn rounds(store: Arc<dyn Store>, during: impl Fn(usize)) -> Vec<Vec<Record
 fn assert_varied(histories: &[Vec<Record<Op>>]) {
     let count =
         |is: fn(&Op) -> bool| histories.iter().flatten().filter(|record| is(&record.op)).count();
-    let granted = |told: &Option<Told>| matches!(told, Some(Told::Granted(_)));
+    let granted = |answer: &Option<Answer>| matches!(answer, Some(Answer::Granted(_)));
     let numbers = [
-        ("reads", count(|op| matches!(op, Op::Acquire(_, Side::Read, Some(Told::Granted(_)))))),
-        ("writes", count(|op| matches!(op, Op::Acquire(_, Side::Write, Some(Told::Granted(_)))))),
-        ("held", count(|op| matches!(op, Op::Acquire(_, _, Some(Told::Held))))),
-        ("upgrades", count(|op| matches!(op, Op::Convert(_, Side::Write, Some(Told::Granted(_)))))),
-        ("refused", count(|op| matches!(op, Op::Convert(_, _, Some(Told::Held))))),
+        ("reads", count(|op| matches!(op, Op::Acquire(_, Side::Read, Some(Answer::Granted(_)))))),
+        ("writes", count(|op| matches!(op, Op::Acquire(_, Side::Write, Some(Answer::Granted(_)))))),
+        ("held", count(|op| matches!(op, Op::Acquire(_, _, Some(Answer::Held))))),
+        (
+            "upgrades",
+            count(|op| matches!(op, Op::Convert(_, Side::Write, Some(Answer::Granted(_))))),
+        ),
+        ("refused", count(|op| matches!(op, Op::Convert(_, _, Some(Answer::Held))))),
         (
             "downgrades",
-            count(|op| matches!(op, Op::Convert(_, Side::Read, Some(Told::Granted(_))))),
+            count(|op| matches!(op, Op::Convert(_, Side::Read, Some(Answer::Granted(_))))),
         ),
         (
             "permits",
-            count(|op| matches!(op, Op::Acquire(_, Side::Permits(_), told) if told.is_some())),
+            count(|op| matches!(op, Op::Acquire(_, Side::Permits(_), answer) if answer.is_some())),
         ),
-        ("together", count(|op| matches!(op, Op::Look(told) if told.len() > 1))),
+        ("together", count(|op| matches!(op, Op::Look(answer) if answer.len() > 1))),
     ];
     let all: usize = histories.iter().map(Vec::len).sum();
     println!("{} histories of {all} operations: {numbers:?}", histories.len());
     assert!(histories.iter().flatten().any(|record| match &record.op {
-        Op::Acquire(_, Side::Permits(_), told) => granted(told),
+        Op::Acquire(_, Side::Permits(_), answer) => granted(answer),
         _ => false,
     }));
     for (what, number) in numbers {
@@ -440,11 +443,11 @@ fn redis_store_with_modes_is_linearizable_when_replies_are_lost() {
 }
 
 fn took(who: u64, side: Side, fence: u64) -> Op {
-    Op::Acquire(who, side, Some(Told::Granted(fence)))
+    Op::Acquire(who, side, Some(Answer::Granted(fence)))
 }
 
 fn changed(who: u64, side: Side, fence: u64) -> Op {
-    Op::Convert(who, side, Some(Told::Granted(fence)))
+    Op::Convert(who, side, Some(Answer::Granted(fence)))
 }
 
 #[track_caller]
@@ -482,7 +485,7 @@ fn change_of_mode_that_lets_somebody_in_is_refused() {
     accepts(&[&writer[..], &[took(2, Side::Read, 21)]].concat());
     refuses(&[&writer[..], &[took(2, Side::Write, 30)]].concat());
     let readers = [took(1, Side::Read, 10), took(2, Side::Read, 11)];
-    accepts(&[&readers[..], &[Op::Convert(1, Side::Write, Some(Told::Held))]].concat());
+    accepts(&[&readers[..], &[Op::Convert(1, Side::Write, Some(Answer::Held))]].concat());
     refuses(&[&readers[..], &[changed(1, Side::Write, 20)]].concat());
     refuses(&[took(1, Side::Write, 10), changed(1, Side::Read, 10 + BLOCK - 1)]);
     refuses(&[took(1, Side::Read, 10), changed(1, Side::Write, 10)]);
@@ -492,7 +495,7 @@ fn change_of_mode_that_lets_somebody_in_is_refused() {
 fn reader_that_is_renewed_or_released_as_a_writer_is_refused() {
     let taken = Some(Absence::Taken);
     for op in [Op::Renew, Op::Release] {
-        let then = |held: Side, side: Side, told| [took(1, held, 10), op(1, side, Some(told))];
+        let then = |held: Side, side: Side, answer| [took(1, held, 10), op(1, side, Some(answer))];
         accepts(&then(Side::Read, Side::Write, taken));
         refuses(&then(Side::Read, Side::Write, None));
         // A request of the reader that it was may come late.
@@ -505,7 +508,7 @@ fn reader_that_is_renewed_or_released_as_a_writer_is_refused() {
 fn permit_too_many_is_refused() {
     let two = [took(1, Side::Permits(1), 0), took(2, Side::Permits(2), 0)];
     accepts(&two);
-    accepts(&[&two[..], &[Op::Acquire(3, Side::Permits(1), Some(Told::Held))]].concat());
+    accepts(&[&two[..], &[Op::Acquire(3, Side::Permits(1), Some(Answer::Held))]].concat());
     refuses(&[&two[..], &[took(3, Side::Permits(1), 0)]].concat());
     refuses(&[took(1, Side::Permits(1), 7)]);
 }

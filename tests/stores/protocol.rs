@@ -31,7 +31,7 @@ const fn sharing(sharing: Sharing) -> Scope {
 }
 
 #[test]
-fn rivals_exclude_each_other() {
+fn clients_exclude_each_other() {
     let met = [LOSS, LOST_REPLY, ORPHAN, TAKE_OVER];
     holds("two clients", Scope { plain_rivals: false, ..SCOPE }, &[], &met);
 }
@@ -78,7 +78,7 @@ fn count_of_a_nested_hold_is_the_holders() {
 }
 
 #[test]
-fn hand_off_excludes_rivals_and_has_its_own_fence() {
+fn hand_off_excludes_others_and_has_its_own_fence() {
     holds("hand-offs", HANDOFF, &[], &[HAND_OFF, LOSS]);
 }
 
@@ -118,7 +118,7 @@ fn grace_is_not_kept_free_without_the_margin() {
 }
 
 #[test]
-fn grace_left_out_tells_the_holder_when_it_is_too_late() {
+fn grace_left_out_ends_the_holder_too_late() {
     breaks(&[Rule::Grace], DRIFT, COVERED);
 }
 
@@ -133,7 +133,7 @@ fn acquire_that_increments_counts_itself_twice() {
 }
 
 #[test]
-fn renewal_that_creates_revives_what_was_given_back() {
+fn renewal_that_creates_revives_what_was_released() {
     breaks(&[Rule::RenewalsNeverCreate], SCOPE, REVIVED);
 }
 

@@ -23,37 +23,37 @@ async fn connect(url: &str, ttl: Duration) -> LeaseManager {
 }
 
 /// Flows on each member, and some that know all members, which lock a few names again and again.
-struct Crowd {
+struct Callers {
     beliefs: Arc<Beliefs>,
     stop: CancellationToken,
-    flows: Vec<(Arc<AtomicUsize>, JoinHandle<()>)>,
+    tasks: Vec<(Arc<AtomicUsize>, JoinHandle<()>)>,
     managers: Vec<LeaseManager>,
 }
 
-impl Crowd {
+impl Callers {
     async fn on(servers: &ZooKeeper, ttl: Duration) -> Self {
-        let mut crowd = Self {
+        let mut callers = Self {
             beliefs: Arc::new(Beliefs::start()),
             stop: CancellationToken::new(),
-            flows: Vec::new(),
+            tasks: Vec::new(),
             managers: Vec::new(),
         };
         for number in 0..8 {
             let url = if number < 6 { servers.url_of(number % 3) } else { servers.url() };
             let leases = connect(&url, ttl).await;
             let grants = Arc::new(AtomicUsize::new(0));
-            let (beliefs, stop) = (Arc::clone(&crowd.beliefs), crowd.stop.clone());
-            let traffic = roam(number, leases.clone(), ttl, beliefs, stop, Arc::clone(&grants));
-            crowd.flows.push((grants, tokio::spawn(traffic)));
-            crowd.managers.push(leases);
+            let (beliefs, stop) = (Arc::clone(&callers.beliefs), callers.stop.clone());
+            let running = roam(number, leases.clone(), ttl, beliefs, stop, Arc::clone(&grants));
+            callers.tasks.push((grants, tokio::spawn(running)));
+            callers.managers.push(leases);
         }
-        crowd.until_all_were_let_in().await;
-        crowd
+        callers.until_all_were_let_in().await;
+        callers
     }
 
     /// Each once more.
     async fn until_all_were_let_in(&self) {
-        let counts = || self.flows.iter().map(|(grants, _)| grants.load(Ordering::Relaxed));
+        let counts = || self.tasks.iter().map(|(grants, _)| grants.load(Ordering::Relaxed));
         let before: Vec<usize> = counts().collect();
         let start = std::time::Instant::now();
         while counts().zip(&before).any(|(now, before)| now <= *before) {
@@ -67,8 +67,8 @@ impl Crowd {
     async fn end(self, servers: &ZooKeeper, lasting: Vec<LeaseManager>) -> Vec<Belief> {
         self.until_all_were_let_in().await;
         self.stop.cancel();
-        for (_, traffic) in self.flows {
-            within(LONG, traffic).await.expect("it ends well");
+        for (_, running) in self.tasks {
+            within(LONG, running).await.expect("it ends well");
         }
         let look = Look::at(&servers.hosts()).await;
         for name in NAMES.into_iter().chain(KEPT) {
@@ -90,7 +90,7 @@ async fn roam(
     stop: CancellationToken,
     grants: Arc<AtomicUsize>,
 ) {
-    let traffic = format!("flow {number}");
+    let caller = format!("caller {number}");
     for round in number.. {
         if stop.is_cancelled() {
             return;
@@ -98,7 +98,7 @@ async fn roam(
         let mut lock = leases.lock(NAMES[round % NAMES.len()]);
         match lock.lock_timeout(ttl * 2).await {
             Ok(Some(lease)) => {
-                let held = beliefs.watch(&traffic, lease);
+                let held = beliefs.watch(&caller, lease);
                 grants.fetch_add(1, Ordering::Relaxed);
                 // Some for long enough to have it in any fault.
                 let most = [5, 100, 20, 700, 40][round % 5];
@@ -139,13 +139,13 @@ struct Keepers {
 impl Keepers {
     async fn on(servers: &ZooKeeper, ttl: Duration, beliefs: &Arc<Beliefs>) -> Self {
         let mut keepers = Self { managers: Vec::new(), held: Vec::new(), waiting: Vec::new() };
-        for (member, name) in KEPT.into_iter().enumerate() {
-            let leases = connect(&servers.url_of(member), ttl).await;
+        for (node, name) in KEPT.into_iter().enumerate() {
+            let leases = connect(&servers.url_of(node), ttl).await;
             keepers.held.push(beliefs.watch("holder", hold(&leases, name).await));
             keepers.managers.push(leases);
         }
-        for (member, name) in KEPT.into_iter().enumerate() {
-            let leases = connect(&servers.url_of((member + 1) % 3), ttl).await;
+        for (node, name) in KEPT.into_iter().enumerate() {
+            let leases = connect(&servers.url_of((node + 1) % 3), ttl).await;
             let beliefs = Arc::clone(beliefs);
             keepers.managers.push(leases.clone());
             let waiting = async move { beliefs.watch("waiter", hold(&leases, name).await) };
@@ -157,9 +157,9 @@ impl Keepers {
     }
 
     /// Who was let in, after the one before is told; gives it back.
-    async fn next(&mut self, member: usize) -> Belief {
-        let next = within(LONG, &mut self.waiting[member]).await.expect("it runs");
-        assert!(self.held[member].lease().check().is_err());
+    async fn next(&mut self, node: usize) -> Belief {
+        let next = within(LONG, &mut self.waiting[node]).await.expect("it runs");
+        assert!(self.held[node].lease().check().is_err());
         let belief = next.so_far();
         // It may be lost again meanwhile.
         let _ = next.unlock().await;
@@ -168,7 +168,7 @@ impl Keepers {
 
     /// All were told a time to live after this at the latest: so long would no leader keep a session of which
     /// he has heard nothing more.
-    fn were_told_in_time(&self, fault: Instant, ttl: Duration) {
+    fn ended_in_time(&self, fault: Instant, ttl: Duration) {
         for held in &self.held {
             let Belief { name, until, fired, .. } = held.so_far();
             let fired = fired.unwrap_or_else(|| panic!("{name}: the token has not fired"));
@@ -197,130 +197,130 @@ fn now() -> Instant {
     Clock::system().now()
 }
 
-fn others(member: usize) -> [usize; 2] {
-    [(member + 1) % 3, (member + 2) % 3]
+fn others(node: usize) -> [usize; 2] {
+    [(node + 1) % 3, (node + 2) % 3]
 }
 
 #[tokio::test]
 async fn leader_frozen_leases_elsewhere_outlive_a_quick_election() {
     let servers = ZooKeeper::ensemble_that_notices(5);
     let (ttl, leader) = (5 * T, servers.leader());
-    let crowd = Crowd::on(&servers, ttl).await;
-    let mut keepers = Keepers::on(&servers, ttl, &crowd.beliefs).await;
+    let callers = Callers::on(&servers, ttl).await;
+    let mut keepers = Keepers::on(&servers, ttl, &callers.beliefs).await;
     servers.freeze(leader);
     assert!(servers.wait_for(&others(leader)));
     keepers.next(leader).await;
-    for member in others(leader) {
-        keepers.held[member].lease().check().expect("held");
-        assert!(!keepers.waiting[member].is_finished());
+    for node in others(leader) {
+        keepers.held[node].lease().check().expect("held");
+        assert!(!keepers.waiting[node].is_finished());
     }
     servers.thaw(leader);
     assert!(servers.wait_for(&[0, 1, 2]));
     let managers = keepers.end().await;
-    crowd.end(&servers, managers).await;
+    callers.end(&servers, managers).await;
 }
 
 /// It takes longer to notice than a lease lasts.
 #[tokio::test]
-async fn leader_frozen_holders_are_told_before_anybody_enters() {
+async fn leader_frozen_ends_holders_before_others_enter() {
     let servers = ZooKeeper::ensemble();
     let leader = servers.leader();
-    let crowd = Crowd::on(&servers, T).await;
-    let mut keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
+    let callers = Callers::on(&servers, T).await;
+    let mut keepers = Keepers::on(&servers, T, &callers.beliefs).await;
     let fault = now();
     servers.freeze(leader);
     tokio::time::sleep(T).await;
-    keepers.were_told_in_time(fault, T);
+    keepers.ended_in_time(fault, T);
     assert!(servers.wait_for(&others(leader)));
     // By a holder on the leader itself.
     let waits_for = (leader + 2) % 3;
-    for member in (0..3).filter(|member| *member != waits_for) {
-        keepers.next(member).await;
+    for node in (0..3).filter(|node| *node != waits_for) {
+        keepers.next(node).await;
     }
     servers.thaw(leader);
     assert!(servers.wait_for(&[0, 1, 2]));
     let managers = keepers.end().await;
-    crowd.end(&servers, managers).await;
+    callers.end(&servers, managers).await;
 }
 
 /// Each side notices only that the other is silent.
 #[tokio::test]
-async fn leader_cut_off_holders_are_told_before_anybody_enters() {
+async fn leader_cut_off_ends_holders_before_others_enter() {
     let (servers, links) = ZooKeeper::linked();
     let leader = servers.leader();
-    let crowd = Crowd::on(&servers, T).await;
-    let mut keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
+    let callers = Callers::on(&servers, T).await;
+    let mut keepers = Keepers::on(&servers, T, &callers.beliefs).await;
     let fault = now();
     links.set(leader, Traffic::Hold);
     tokio::time::sleep(T).await;
-    keepers.were_told_in_time(fault, T);
+    keepers.ended_in_time(fault, T);
     let waits_for = (leader + 2) % 3;
-    for member in (0..3).filter(|member| *member != waits_for) {
-        keepers.next(member).await;
+    for node in (0..3).filter(|node| *node != waits_for) {
+        keepers.next(node).await;
     }
     links.heal();
     assert!(servers.wait_for(&[0, 1, 2]));
     let managers = keepers.end().await;
-    crowd.end(&servers, managers).await;
+    callers.end(&servers, managers).await;
 }
 
 /// The others elect a new one while the old one still believes in himself, and goes on answering reads.
 #[tokio::test]
-async fn holder_on_a_deposed_leader_is_told_before_the_next_enters() {
+async fn holder_on_a_deposed_leader_ends_before_the_next_enters() {
     let (servers, links) = ZooKeeper::linked();
     let (ttl, leader) = (3 * T, servers.leader());
-    let crowd = Crowd::on(&servers, ttl).await;
-    let mut keepers = Keepers::on(&servers, ttl, &crowd.beliefs).await;
+    let callers = Callers::on(&servers, ttl).await;
+    let mut keepers = Keepers::on(&servers, ttl, &callers.beliefs).await;
     let fault = now();
     links.set(leader, Traffic::Orphan);
     assert!(servers.wait_for(&others(leader)));
     let next = keepers.next(leader).await;
     println!("let in {:?} after the fault", next.from.saturating_duration_since(fault));
-    let told = keepers.held[leader].so_far();
-    assert!(told.until < fault + ttl && told.until < next.from, "{told:?}, fault at {fault:?}");
-    assert!(told.fired.is_some_and(|fired| fired < next.from), "{told:?}, {next:?}");
-    for member in others(leader) {
-        keepers.held[member].lease().check().expect("held");
-        assert!(!keepers.waiting[member].is_finished());
+    let last = keepers.held[leader].so_far();
+    assert!(last.until < fault + ttl && last.until < next.from, "{last:?}, fault at {fault:?}");
+    assert!(last.fired.is_some_and(|fired| fired < next.from), "{last:?}, {next:?}");
+    for node in others(leader) {
+        keepers.held[node].lease().check().expect("held");
+        assert!(!keepers.waiting[node].is_finished());
     }
     links.heal();
     assert!(servers.wait_for(&[0, 1, 2]));
     let managers = keepers.end().await;
-    crowd.end(&servers, managers).await;
+    callers.end(&servers, managers).await;
 }
 
 #[tokio::test]
-async fn majority_frozen_holders_are_told_before_sessions_may_end() {
+async fn majority_frozen_ends_holders_before_sessions() {
     let servers = ZooKeeper::ensemble();
-    let crowd = Crowd::on(&servers, T).await;
+    let callers = Callers::on(&servers, T).await;
     let mut managers = Vec::new();
     // A leader that wakes up ends at once the sessions of which it should have heard meanwhile.
     for length in [T * 11 / 10, T * 13 / 10, T * 2] {
         let leader = servers.leader();
-        let keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
+        let keepers = Keepers::on(&servers, T, &callers.beliefs).await;
         let fault = now();
         let frozen = [leader, (leader + 1) % 3];
-        frozen.iter().for_each(|member| servers.freeze(*member));
+        frozen.iter().for_each(|node| servers.freeze(*node));
         tokio::time::sleep(length).await;
-        frozen.iter().for_each(|member| servers.thaw(*member));
-        keepers.were_told_in_time(fault, T);
+        frozen.iter().for_each(|node| servers.thaw(*node));
+        keepers.ended_in_time(fault, T);
         assert!(servers.wait_for(&[0, 1, 2]));
         managers.extend(keepers.end().await);
     }
-    crowd.end(&servers, managers).await;
+    callers.end(&servers, managers).await;
 }
 
 #[tokio::test]
-async fn holders_are_told_in_time_when_no_member_reaches_another() {
+async fn holders_end_in_time_when_no_server_reaches_another() {
     let (servers, links) = ZooKeeper::linked();
-    let crowd = Crowd::on(&servers, T).await;
-    let keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
+    let callers = Callers::on(&servers, T).await;
+    let keepers = Keepers::on(&servers, T, &callers.beliefs).await;
     let fault = now();
-    (0..3).for_each(|member| links.set(member, Traffic::Hold));
+    (0..3).for_each(|node| links.set(node, Flow::Hold));
     tokio::time::sleep(T).await;
-    keepers.were_told_in_time(fault, T);
+    keepers.ended_in_time(fault, T);
     links.heal();
     assert!(servers.wait_for(&[0, 1, 2]));
     let managers = keepers.end().await;
-    crowd.end(&servers, managers).await;
+    callers.end(&servers, managers).await;
 }

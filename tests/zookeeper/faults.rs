@@ -68,14 +68,14 @@ impl Observer {
 /// One holds, `fault` happens, and another waits: it must be let in after the first was told.
 async fn contest(
     holder: &LeaseManager,
-    rival: &LeaseManager,
+    contender: &LeaseManager,
     name: &str,
     fault: impl AsyncFnOnce(),
 ) {
     let lease = holder.lock(name).lock().await.expect("free");
     let first = lease.fence();
     let (lease, observer) = Observer::of(lease);
-    let mut lock = rival.lock(name);
+    let mut lock = contender.lock(name);
     let waiting = tokio::spawn(async move {
         let lease = lock.lock().await.expect("in the end");
         (Clock::system().now(), lease)
@@ -100,18 +100,18 @@ async fn contest(
 }
 
 #[tokio::test]
-async fn holder_without_connection_is_told_first_and_nothing_revives() {
+async fn holder_without_connection_ends_first_and_nothing_revives() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let look = Look::at(&server.hosts()).await;
-    let (holder, rival) = (connect(&relay.url(), T).await, connect(&server.url(), T).await);
+    let (holder, contender) = (connect(&relay.url(), T).await, connect(&server.url(), T).await);
     let other = holder.lock("other").lock().await.expect("free");
-    contest(&holder, &rival, "job", async || relay.set(Traffic::Hold)).await;
+    contest(&holder, &contender, "job", async || relay.set(Traffic::Hold)).await;
     relay.set(Traffic::Pass);
     // A new session follows, in which nothing of the old one is held.
     let lease = within(LONG, holder.lock("job").lock()).await.expect("free");
     assert!(other.check().is_err());
-    let taken = rival.lock("other").try_lock().await.expect("an answer");
+    let taken = contender.lock("other").try_lock().await.expect("an answer");
     assert!(taken.is_some(), "{:?}", look.nodes("other").await);
     tokio::time::sleep(T).await;
     assert!(other.check().is_err());
@@ -132,8 +132,8 @@ async fn session_that_is_over_loses_its_leases_for_good() {
     let sessions = "/leasehold/sessions";
     let own = look.0.list_children(sessions).await.expect("the holder's session");
     assert_eq!(own.len(), 1);
-    let rival = connect(&server.url(), T).await;
-    contest(&holder, &rival, "job", async || {
+    let contender = connect(&server.url(), T).await;
+    contest(&holder, &contender, "job", async || {
         look.0.delete(&format!("{sessions}/{}", own[0]), None).await.expect("deleted");
     })
     .await;
@@ -175,9 +175,10 @@ async fn leases_outlive_the_leader() {
     let servers = ZooKeeper::ensemble();
     let leader = servers.leader();
     let ttl = 5 * T;
-    let (holder, rival) = (connect(&servers.url(), ttl).await, connect(&servers.url(), ttl).await);
+    let (holder, contender) =
+        (connect(&servers.url(), ttl).await, connect(&servers.url(), ttl).await);
     let lease = holder.lock("job").lock().await.expect("free");
-    let mut lock = rival.lock("job");
+    let mut lock = contender.lock("job");
     let waiting = tokio::spawn(async move { lock.lock().await });
     tokio::time::sleep(T / 4).await;
     servers.kill(leader);
@@ -194,13 +195,13 @@ async fn leases_outlive_the_leader() {
 }
 
 #[tokio::test]
-async fn holder_on_a_frozen_member_is_told_before_the_next_enters() {
+async fn holder_on_a_frozen_server_ends_before_the_next_enters() {
     let servers = ZooKeeper::ensemble();
     let leader = servers.leader();
     let frozen = (leader + 1) % 3;
-    let (holder, rival) =
+    let (holder, contender) =
         (connect(&servers.url_of(frozen), T).await, connect(&servers.url_of(leader), T).await);
-    contest(&holder, &rival, "job", async || servers.freeze(frozen)).await;
+    contest(&holder, &contender, "job", async || servers.freeze(frozen)).await;
     servers.thaw(frozen);
     let lease = within(LONG, hold(&holder, "job")).await;
     lease.unlock().await.expect("released");
@@ -208,16 +209,16 @@ async fn holder_on_a_frozen_member_is_told_before_the_next_enters() {
 
 /// Its member goes on answering reads and pings for as long as it does not notice.
 #[tokio::test]
-async fn holder_on_a_cut_off_member_is_told_before_the_next_enters() {
+async fn holder_on_a_cut_off_server_ends_before_the_next_enters() {
     for _ in 0..2 {
         // A fresh ensemble: after an election, the member that is not cut off may not be back yet, and then there is no
         // majority without the one that is.
         let (servers, links) = ZooKeeper::linked();
         let leader = servers.leader();
         let cut = (leader + 1) % 3;
-        let (holder, rival) =
+        let (holder, contender) =
             (connect(&servers.url_of(cut), T).await, connect(&servers.url_of(leader), T).await);
-        contest(&holder, &rival, "job", async || links.set(cut, Traffic::Hold)).await;
+        contest(&holder, &contender, "job", async || links.set(cut, Traffic::Hold)).await;
         links.heal();
         let lease = within(LONG, hold(&holder, "job")).await;
         lease.unlock().await.expect("released");
@@ -284,14 +285,14 @@ async fn connection_is_back_in_a_fraction_of_the_outage() {
 
 /// Its holders count on the timeout that it began with.
 #[tokio::test]
-async fn session_with_another_timeout_is_given_up_and_holders_told() {
+async fn session_with_another_timeout_ends_the_holders() {
     let server = ZooKeeper::start();
     let leases = connect(&server.url(), 5 * T).await;
     let lease = leases.lock("job").lock().await.expect("free");
     server.restart_with(&format!("maxSessionTimeout={}", T.as_millis()));
     assert_eq!(within(LONG, lease.lost()).await, Loss::Gone);
-    let rival = connect(&server.url(), T).await;
-    let next = within(LONG, rival.lock("job").lock()).await.expect("free");
+    let contender = connect(&server.url(), T).await;
+    let next = within(LONG, contender.lock("job").lock()).await.expect("free");
     assert!(leases.lock("job").try_lock().await.is_err(), "there is no session of this timeout");
     next.unlock().await.expect("released");
 }

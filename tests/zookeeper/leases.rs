@@ -44,21 +44,21 @@ async fn lock_is_one_node_and_its_release_is_awaited() {
 async fn holder_enters_again_on_the_same_node() {
     let server = ZooKeeper::start();
     let (leases, look) = (connect(&server.url()).await, Look::at(&server.hosts()).await);
-    let rival = connect(&server.url()).await;
+    let contender = connect(&server.url()).await;
     let mut lock = leases.lock("job");
     let mut held = Vec::new();
     for count in 1..=3 {
         held.push(lock.lock().await.expect("ours"));
-        let holding = counted(&rival, count).await;
+        let holding = counted(&contender, count).await;
         assert_eq!((holding.hold_count, holding.remaining), (count, None));
         assert_eq!(held[0].fence(), held[held.len() - 1].fence());
         assert_eq!(look.nodes("job").await.len(), 1);
     }
     while let Some(lease) = held.pop() {
-        assert!(rival.lock("job").try_lock().await.expect("an answer").is_none());
+        assert!(contender.lock("job").try_lock().await.expect("an answer").is_none());
         lease.unlock().await.expect("ours");
     }
-    assert!(rival.lock("job").try_lock().await.expect("an answer").is_some());
+    assert!(contender.lock("job").try_lock().await.expect("an answer").is_some());
 }
 
 #[tokio::test]
@@ -331,10 +331,10 @@ async fn deleted_node_is_a_lost_lease_at_the_next_renewal() {
 #[tokio::test]
 async fn forgotten_lease_ends_although_its_session_lives() {
     let server = ZooKeeper::start();
-    let (leases, rival) = (connect(&server.url()).await, connect(&server.url()).await);
+    let (leases, contender) = (connect(&server.url()).await, connect(&server.url()).await);
     leases.lock("job").lock().await.expect("free").forget();
-    assert!(rival.lock("job").try_lock().await.expect("an answer").is_none());
-    let lease = within(LONG, rival.lock("job").lock()).await.expect("in the end");
+    assert!(contender.lock("job").try_lock().await.expect("an answer").is_none());
+    let lease = within(LONG, contender.lock("job").lock()).await.expect("in the end");
     lease.unlock().await.expect("released");
 }
 
@@ -359,11 +359,11 @@ async fn time_to_live_that_the_server_does_not_give_is_refused() {
 #[tokio::test]
 async fn after_close_what_was_not_released_ends_by_itself() {
     let server = ZooKeeper::start();
-    let (leases, rival) = (connect(&server.url()).await, connect(&server.url()).await);
+    let (leases, contender) = (connect(&server.url()).await, connect(&server.url()).await);
     leases.lock("job").lock().await.expect("free").forget();
     leases.close().await.expect("nothing is left to release");
-    assert!(rival.lock("job").try_lock().await.expect("an answer").is_none());
-    let lease = within(LONG, rival.lock("job").lock()).await.expect("in the end");
+    assert!(contender.lock("job").try_lock().await.expect("an answer").is_none());
+    let lease = within(LONG, contender.lock("job").lock()).await.expect("in the end");
     lease.unlock().await.expect("released");
     drop(leases);
 }

@@ -23,29 +23,29 @@ async fn connect(url: &str) -> LeaseManager {
 struct Line<'a> {
     server: &'a ZooKeeper,
     look: Look,
-    told: mpsc::UnboundedSender<(&'static str, Option<u64>)>,
+    sender: mpsc::UnboundedSender<(&'static str, Option<u64>)>,
     entered: mpsc::UnboundedReceiver<(&'static str, Option<u64>)>,
     waiters: Vec<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
 impl<'a> Line<'a> {
     async fn at(server: &'a ZooKeeper) -> Self {
-        let (told, entered) = mpsc::unbounded_channel();
+        let (sender, entered) = mpsc::unbounded_channel();
         let look = Look::at(&server.hosts()).await;
-        Self { server, look, told, entered, waiters: Vec::new() }
+        Self { server, look, sender, entered, waiters: Vec::new() }
     }
 
     /// Adds one that reads, writes, or takes a number of four permits, and waits until it has a node.
     async fn add(&mut self, what: &'static str) {
         let leases = connect(&self.server.url()).await;
         let (leave, mut left) = mpsc::channel::<()>(1);
-        let told = self.told.clone();
+        let sender = self.sender.clone();
         let nodes = self.look.nodes("job").await.len();
         let waiter = tokio::spawn(async move {
             macro_rules! keep {
                 ($lease:expr) => {{
                     let lease = $lease.expect("granted in the end");
-                    told.send((what, lease.fence())).expect("somebody counts");
+                    sender.send((what, lease.fence())).expect("somebody counts");
                     left.recv().await;
                     lease.check().expect("held");
                     lease.unlock().await.expect("released");
@@ -158,33 +158,33 @@ async fn permits_are_taken_in_order_also_by_one_who_wants_many() {
 }
 
 #[tokio::test]
-async fn release_of_a_permit_wakes_no_crowd() {
-    const CROWD: usize = 10;
+async fn release_of_a_permit_wakes_few_waiters() {
+    const WAITERS: usize = 10;
     let server = ZooKeeper::start();
     let (relay, look) = (Relay::to_server(server.port(0)), Look::at(&server.hosts()).await);
     let holder = connect(&server.url()).await;
     let permit = holder.semaphore("job", 1).acquire().await.expect("free");
-    let (told, mut entered) = mpsc::unbounded_channel();
+    let (sender, mut entered) = mpsc::unbounded_channel();
     let mut waiters = Vec::new();
-    for number in 0..CROWD {
-        let (leases, told) = (connect(&relay.url()).await, told.clone());
+    for number in 0..WAITERS {
+        let (leases, sender) = (connect(&relay.url()).await, sender.clone());
         waiters.push(tokio::spawn(async move {
             let permit = leases.semaphore("job", 1).acquire().await.expect("granted in the end");
-            told.send(number).expect("somebody counts");
+            sender.send(number).expect("somebody counts");
             std::future::pending::<()>().await;
             drop(permit);
         }));
         look.until_nodes("job", number + 2).await;
     }
-    kit::eventually(LONG, || server.number(0, "zk_watch_count") >= CROWD as u64).await;
+    kit::eventually(LONG, || server.number(0, "zk_watch_count") >= WAITERS as u64).await;
     let before = relay.times_of(LIST).len();
     permit.unlock().await.expect("released");
     assert_eq!(within(LONG, entered.recv()).await, Some(0));
     // The next one has set its watch.
-    kit::eventually(LONG, || server.number(0, "zk_watch_count") >= CROWD as u64 - 1).await;
+    kit::eventually(LONG, || server.number(0, "zk_watch_count") >= WAITERS as u64 - 1).await;
     tokio::time::sleep(T / 4).await;
     let lists = relay.times_of(LIST).len() - before;
-    assert!((1..CROWD).contains(&lists), "{lists} lists by {CROWD} waiters");
+    assert!((1..WAITERS).contains(&lists), "{lists} lists by {WAITERS} waiters");
     waiters.iter().for_each(JoinHandle::abort);
 }
 

@@ -79,8 +79,10 @@ async fn nodes_of_a_user_are_the_users_and_without_one_open() {
             paths.extend(nodes.iter().map(|node| format!("{directory}/{node}")));
         }
         for path in paths {
-            let rights = acl(&look.0, &path).await;
-            let [(permission, found, id)] = &rights[..] else { panic!("{path}: {rights:?}") };
+            let permissions = acl(&look.0, &path).await;
+            let [(permission, found, id)] = &permissions[..] else {
+                panic!("{path}: {permissions:?}")
+            };
             assert_eq!((*permission, found.as_str()), (Permission::ALL, scheme), "{path}");
             assert_eq!(id.starts_with("anna:"), scheme == "digest", "{path}");
         }
@@ -171,7 +173,7 @@ async fn user_without_a_right_to_the_path_is_denied_when_connecting() {
 
 /// An operator makes the directories, and the user may make nothing above them.
 #[tokio::test]
-async fn rights_to_the_two_directories_are_enough() {
+async fn permissions_to_the_two_directories_are_enough() {
     let server = ZooKeeper::start();
     let operator = Client::connector().with_auth("digest", b"root:secret-4");
     let operator = operator.connect(&server.hosts()).await.expect("a session");
@@ -184,8 +186,8 @@ async fn rights_to_the_two_directories_are_enough() {
     bert.create("/bert", b"", &own).await.expect("made");
     let (acls, _) = bert.get_acl("/bert").await.expect("its own");
     let id = AuthId::new("digest", acls[0].id());
-    let rights = [Acl::new(Permission::ALL, id)];
-    let theirs = CreateMode::Persistent.with_acls(Acls::new(&rights));
+    let permissions = [Acl::new(Permission::ALL, id)];
+    let theirs = CreateMode::Persistent.with_acls(Acls::new(&permissions));
     for directory in ["locks", "sessions"] {
         let path = format!("/shop/leasehold/{directory}");
         operator.create(&path, b"", &theirs).await.expect("made");
@@ -197,7 +199,7 @@ async fn rights_to_the_two_directories_are_enough() {
 }
 
 #[tokio::test]
-async fn no_password_is_told_to_anyone() {
+async fn password_is_shown_nowhere() {
     let trace = Trace::of_all_threads();
     let server = ZooKeeper::start();
     let builder = LeaseManager::builder().ttl(T);
@@ -247,7 +249,7 @@ async fn leases_go_also_when_no_new_session_is_to_be_had() {
 
 /// Servers that want SASL, or an authentication of some scheme, and close the session of who has none.
 #[tokio::test]
-async fn authentication_of_another_scheme_is_told_as_a_refusal() {
+async fn authentication_of_another_scheme_is_refused() {
     let sasl = "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider\n\
                 sessionRequireClientSASLAuth=true";
     let digest = "enforce.auth.enabled=true\nenforce.auth.schemes=digest";

@@ -869,7 +869,7 @@ mod tests {
     //! | a turn is offered to a waiter that was dropped | `turn_of_a_waiter_that_goes_is_offered_to_the_next` |
     //! | a turn is reclaimed from a call that asks | `turn_that_is_overdue_is_reclaimed` |
     //! | a turn that was reclaimed ends | `turn_that_was_reclaimed_ends_without_effect` |
-    //! | a grant comes for a turn that was reclaimed | `late_grant_takes_the_turn_of_a_waiter_and_wakes_it`; `engine::unpolled::grant_heard_of_late_by_a_future_put_aside_is_its_own` |
+    //! | a grant comes for a turn that was reclaimed | `late_grant_takes_the_turn_of_a_waiter_and_wakes_it`; `engine::unpolled::grant_heard_of_late_by_an_unpolled_call_is_its_own` |
     //! | a late grant meets another hold | `grant_is_excluded_by_another_hold` |
     //! | a late grant of a name that is idle since | `grant_counts_when_the_name_is_idle` |
     //! | the name is forced open between a request and its grant | `grant_is_refused_after_a_forced_release` |

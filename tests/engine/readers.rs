@@ -191,7 +191,7 @@ async fn writer_elsewhere_is_served_among_readers_that_join() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loss_ends_all_leases_of_a_cohort_at_once() {
+async fn loss_ends_all_leases_of_the_readers_at_once() {
     for cause in [Loss::Expired, Loss::Gone, Loss::Revoked, Loss::Closed, Loss::MaxHold] {
         let max = T / 2;
         let builder = LeaseManager::builder();
@@ -239,7 +239,7 @@ async fn loss_ends_all_leases_of_a_cohort_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cohort_that_was_forced_open_is_joined_no_more() {
+async fn readers_forced_open_are_joined_no_more() {
     let setup = Setup::new();
     let page = reads(&setup.leases).await;
     assert!(setup.leases.force_unlock("n", "test").await.unwrap());
@@ -266,7 +266,7 @@ async fn hold_being_released_is_joined_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upgrade_needs_the_only_lease_of_the_cohort() {
+async fn upgrade_needs_the_only_lease_of_the_readers() {
     for first_upgrades in [true, false] {
         let setup = Setup::new();
         let (one, two) = (reads(&setup.leases).await, reads(&setup.leases).await);
@@ -330,9 +330,9 @@ async fn reader_forgotten_leaves_the_others_as_they_are() {
 async fn reader_not_polled_holds_up_others_for_an_attempt_or_two() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire));
-    let mut aside = lock(&setup.leases);
-    let mut aside = Box::pin(aside.read());
-    assert!(poll_once(aside.as_mut()).await.is_pending());
+    let mut unpolled = lock(&setup.leases);
+    let mut unpolled = Box::pin(unpolled.read());
+    assert!(poll_once(unpolled.as_mut()).await.is_pending());
     let (took, page) = timed(reads(&setup.leases)).await;
     assert!(took <= ATTEMPT * 4, "{took:?}");
     // One in line that is not polled holds up nobody.
@@ -351,7 +351,7 @@ async fn reader_not_polled_holds_up_others_for_an_attempt_or_two() {
     let (took, beside) = beside.await.unwrap();
     assert!(took <= MOMENT * 3, "{took:?}");
     assert_eq!(beside.unwrap().holder_id(), young.holder_id());
-    drop((page, behind, aside, young));
+    drop((page, behind, unpolled, young));
     sleep(T).await;
     assert!(setup.memory.is_empty());
 }

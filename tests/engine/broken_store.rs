@@ -1,16 +1,13 @@
 //! A store that breaks its contract may cost a lease. It must never keep a lease alive forever.
 
 use super::*;
-use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Resize,
-    SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
+    Acquire, Acquired, Mode, Name, Release, Released, RenewBatch, RenewCall, Renewed, SetVerdicts,
+    Store, StoreFuture, Uptime,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, mpsc};
-use uuid::Uuid;
 
 /// Does one thing not as it should.
 #[derive(Debug)]
@@ -53,12 +50,11 @@ fn once_more(times: &AtomicUsize) -> bool {
 #[async_trait::async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Store for Broken {
-    fn clock(&self) -> Clock {
-        self.store.clock()
+    kit::delegate_store! { store:
+        clock capabilities resize inspect annotate describe owners force_release
+        subscribe reconnects want inbox guard_key
     }
-    fn capabilities(&self) -> Capabilities {
-        self.store.capabilities()
-    }
+
     fn shard(&self, name: &Name) -> usize {
         match &self.breaks {
             Breaks::PanicAtShard => panic!("the store was told to panic"),
@@ -123,42 +119,6 @@ impl Store for Broken {
             _ => ((0..batch.items.len()).collect(), verdicts),
         };
         vec![RenewCall::new(items, Box::pin(std::future::ready(Ok(Renewed::new(sent, verdicts)))))]
-    }
-    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        self.store.resize(request).await
-    }
-    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        self.store.inspect(request).await
-    }
-    async fn annotate(&self, request: Annotate) -> Result<bool> {
-        self.store.annotate(request).await
-    }
-    async fn describe(&self, request: Describe) -> Result<()> {
-        self.store.describe(request).await
-    }
-    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
-        self.store.owners(request).await
-    }
-    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        self.store.force_release(request).await
-    }
-    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        self.store.subscribe(request).await
-    }
-    fn reconnects(&self) -> Option<Signal> {
-        self.store.reconnects()
-    }
-
-    async fn want(&self, request: Want) -> Result<bool> {
-        self.store.want(request).await
-    }
-
-    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
-        self.store.inbox(manager)
-    }
-
-    fn guard_key(&self, name: &Name) -> Option<String> {
-        self.store.guard_key(name)
     }
     async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
         self.store.uptime(timeout).await

@@ -414,28 +414,6 @@ async fn waiter_that_gives_up_on_another_process_owes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ten_thousand_waiters_go_at_once() {
-    let setup = Setup::new();
-    let lease = setup.leases.lock("n").lock().await.unwrap();
-    let mut waiters = Vec::new();
-    for _ in 0..10_000 {
-        let mut lock = setup.leases.lock("n");
-        let mut waiter = Box::pin(async move { lock.lock().await });
-        assert!(poll_once(waiter.as_mut()).await.is_pending());
-        waiters.push(waiter);
-    }
-    let mut last = setup.leases.lock("n");
-    let last = tokio::spawn(async move { timed(last.lock()).await });
-    settle().await;
-    drop(waiters);
-    lease.unlock().await.unwrap();
-    let (took, lease) = last.await.unwrap();
-    assert_eq!(took, MOMENT);
-    drop(lease);
-    expect_free(&setup, "ten thousand dropped waiters").await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn ten_thousand_tasks_are_aborted_while_their_turns_come() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();

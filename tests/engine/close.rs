@@ -284,15 +284,19 @@ async fn hold_kept_too_long_is_released_when_its_leases_are_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn value_that_no_setting_allows_is_invalid() {
-    let with = |builder: Builder| failed(builder.build(MemoryStore::new()));
-    let millis = Duration::from_millis;
-    assert_eq!(with(LeaseManager::builder().ttl(millis(99))), ErrorKind::Invalid);
-    assert_eq!(with(LeaseManager::builder().ttl(Duration::MAX)), ErrorKind::Invalid);
-    assert_eq!(with(LeaseManager::builder().max_poll_interval(Duration::ZERO)), ErrorKind::Invalid);
-    assert_eq!(with(LeaseManager::builder().max_poll_interval(millis(60_001))), ErrorKind::Invalid);
-    assert_eq!(with(LeaseManager::builder().max_hold(millis(9))), ErrorKind::Invalid);
-    let short = Some(2 * T - MOMENT);
-    assert_eq!(with(LeaseManager::builder().fence_retention(short)), ErrorKind::Invalid);
+    let (millis, builder) = (Duration::from_millis, LeaseManager::builder);
+    for (builder, hint) in [
+        (builder().ttl(millis(99)), "100 ms"),
+        (builder().ttl(Duration::MAX), "365 days"),
+        (builder().max_poll_interval(Duration::ZERO), "1 ms"),
+        (builder().max_poll_interval(millis(60_001)), ""),
+        (builder().max_hold(millis(9)), "10 ms"),
+        (builder().fence_retention(Some(2 * T - MOMENT)), "60s"),
+    ] {
+        let error = builder.build(MemoryStore::new()).expect_err(hint);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(hint), "{error}");
+    }
 }
 
 /// Closes the manager while this call pauses after a failure of its requests.

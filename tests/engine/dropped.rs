@@ -5,17 +5,6 @@ use super::cancel::{at_every_await, busy_elsewhere, busy_here, expect_free};
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_behind_another_handle_has_no_await_to_drop_at() {
-    let setup = Setup::new();
-    let lease = setup.leases.lock("n").lock().await.expect("free");
-    let mut lock = setup.leases.lock("n");
-    let mut tried = Box::pin(lock.try_lock());
-    assert!(matches!(poll_once(tried.as_mut()).await, Poll::Ready(Ok(None))));
-    lease.unlock().await.expect("a release");
-    expect_free(&setup, "try_lock").await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn lock_timeout_while_another_handle_holds_keeps_no_place() {
     for limit in [5, 50, 150, 300] {
         at_every_await(async |setup, cut| {
@@ -105,20 +94,6 @@ async fn ensure_remaining_leaves_the_lease_and_its_renewal_alone() {
         assert!(lease.remaining() > T / 2, "renewed after {polls} polls: {:?}", lease.remaining());
         lease.ensure_remaining(T / 2).await.expect("enough remains");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn grant_heard_of_after_a_force_unlock_is_no_lease() {
-    let setup = Setup::new();
-    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
-    let mut lock = setup.leases.lock("n");
-    let mut waiting = Box::pin(lock.lock());
-    assert!(poll_once(waiting.as_mut()).await.is_pending());
-    assert!(setup.leases.force_unlock("n", "test").await.expect("an answer"));
-    setup.faults.heal();
-    let lease = waiting.await.expect("granted once more");
-    lease.check().expect("held");
-    assert_eq!(setup.recorded("n").await, Some(1), "the store knows it");
 }
 
 #[tokio::test(start_paused = true)]

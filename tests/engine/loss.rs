@@ -276,18 +276,6 @@ async fn work_is_dropped_at_once_when_its_lease_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_is_done_has_its_output() {
-    let setup = Setup::new();
-    let lease = setup.leases.lock("n").lock().await.unwrap();
-    let output = lease.run(async {
-        sleep(3 * T).await;
-        "done"
-    });
-    assert_eq!(output.await.unwrap(), "done");
-    lease.check().unwrap();
-}
-
-#[tokio::test(start_paused = true)]
 async fn no_work_is_begun_without_a_lease() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();

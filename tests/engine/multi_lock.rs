@@ -2,8 +2,6 @@
 
 use super::*;
 use leasehold::{EventKind, MultiLock};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
 use tokio::time::timeout;
 
 fn both(leases: &LeaseManager) -> MultiLock {
@@ -456,45 +454,6 @@ fn bad_sets_are_refused_at_once() {
     );
     let many: Vec<_> = (0..65).map(|number| number.to_string()).collect();
     assert_eq!(message(&many), "invalid: a multi-lock has 65 names; give it 1 to 64");
-}
-
-/// Twelve tasks of three processes lock sets that overlap, in no common order.
-#[test]
-fn sets_that_overlap_neither_deadlock_nor_share_a_name() {
-    watched(|| async {
-        const NAMES: usize = 5;
-        let memory = MemoryStore::new();
-        let inside: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
-        let mut tasks = Vec::new();
-        for process in 0..3 {
-            let leases = LeaseManager::builder().build(memory.clone()).unwrap();
-            for task in 0..4 {
-                let (leases, inside) = (leases.clone(), Arc::clone(&inside));
-                tasks.push(tokio::spawn(async move {
-                    for round in 0..50 {
-                        let first = process * 7 + task * 3 + round;
-                        let size = 1 + (process + task + round) % 3;
-                        let names: Vec<_> = (0..size)
-                            .map(|step| ((first + step * 2) % NAMES).to_string())
-                            .collect();
-                        let lease = leases.multi_lock(&names).unwrap().lock().await.unwrap();
-                        for name in &names {
-                            assert_eq!(inside.lock().unwrap().insert(name.clone(), task), None);
-                        }
-                        sleep(Duration::from_millis(3)).await;
-                        lease.check().unwrap();
-                        for name in &names {
-                            inside.lock().unwrap().remove(name);
-                        }
-                        lease.unlock().await.unwrap();
-                    }
-                }));
-            }
-        }
-        for task in tasks {
-            task.await.unwrap();
-        }
-    });
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,17 +21,6 @@ async fn renewals_keep_a_lease_for_as_long_as_it_lives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_lease_costs_no_calls_between_its_renewals() {
-    let setup = Setup::new();
-    let lease = setup.leases.lock("n").lock().await.unwrap();
-    sleep(T / 3 - T / 30 - MOMENT).await;
-    assert_eq!(setup.calls(Call::Renew), 0);
-    setup.faults.until_calls(Call::Renew, 1).await;
-    assert_eq!(setup.calls(Call::Acquire) + setup.calls(Call::Inspect), 1);
-    drop(lease);
-}
-
-#[tokio::test(start_paused = true)]
 async fn one_failed_renewal_is_a_risk_and_no_loss() {
     for fault in [Fault::LoseReply, Fault::RunLate, Fault::Fail(unavailable()), Fault::Hang] {
         let setup = Setup::new();
@@ -150,22 +139,6 @@ async fn nothing_is_renewed_and_no_answer_counts_once_the_token_fired() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_leases_are_renewed_in_batches() {
-    let setup = Setup::new();
-    let mut leases = Vec::new();
-    for i in 0..250 {
-        leases.push(setup.leases.lock(format!("n:{i}")).lock().await.unwrap());
-    }
-    sleep(10 * T).await;
-    for lease in &leases {
-        lease.check().unwrap();
-    }
-    // 100 at a time, up to 34 times each.
-    let calls = setup.calls(Call::Renew);
-    assert!((75..=34 * 4).contains(&calls), "{calls}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn lease_that_left_since_is_not_renewed_with_the_others() {
     let setup = Setup::new();
     let mut leases = Vec::new();
@@ -222,18 +195,6 @@ async fn lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
         settle().await;
         assert!(lease.remaining() > fresh - 2 * MOMENT);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn lost_lease_does_not_spoil_its_batch() {
-    let setup = Setup::new();
-    let (a, b) = (setup.leases.lock("a"), setup.leases.lock("b"));
-    let [mut a, mut b] = [a, b];
-    let (a, b) = (a.lock().await.unwrap(), b.lock().await.unwrap());
-    assert!(setup.memory.delete("a"));
-    assert_eq!(a.lost().await, Loss::Gone);
-    sleep(3 * T).await;
-    b.check().unwrap();
 }
 
 #[test]
@@ -343,18 +304,6 @@ async fn ensure_beyond_what_is_possible_is_invalid() {
     assert_eq!(error.kind(), ErrorKind::Invalid, "max_hold is shorter");
     assert!(error.to_string().contains("max_hold") && error.to_string().contains("ask for less"));
     lease.ensure_remaining(T / 4).await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn remaining_runs_down_and_is_pushed_up_again() {
-    let setup = Setup::new();
-    let lease = setup.leases.lock("n").lock().await.unwrap();
-    assert_eq!(lease.remaining(), C);
-    sleep(Duration::from_secs(8)).await;
-    assert_eq!(lease.remaining(), C - Duration::from_secs(8));
-    setup.faults.until_calls(Call::Renew, 1).await;
-    settle().await;
-    assert!(lease.remaining() > C - 2 * MOMENT);
 }
 
 /// On the machine's clock: no timer can fire while the only thread is frozen.

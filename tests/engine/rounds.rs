@@ -2,15 +2,9 @@
 
 use super::*;
 use leasehold::LeaseState;
-use leasehold::clock::Clock;
-use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewal, Resize, SetVerdicts,
-    Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want,
-};
+use leasehold::store::{Capabilities, Name, RenewBatch, RenewCall, Renewal, Store, Uptime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use uuid::Uuid;
 
 /// Two leases, and the call that renews both: done, and not answered before the store is healed.
 async fn under_way(setup: &Setup) -> (Lease, Lease) {
@@ -142,27 +136,17 @@ impl Counting {
 #[async_trait::async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Store for Counting {
-    fn clock(&self) -> Clock {
-        self.store.clock()
+    kit::delegate_store! { store:
+        clock acquire acquire_all is_atomic release resize inspect annotate describe
+        owners force_release subscribe reconnects want inbox
     }
+
     fn capabilities(&self) -> Capabilities {
         // As many as there are.
         self.store.capabilities().with_renewal_batch(usize::MAX)
     }
     fn shard(&self, name: &Name) -> usize {
         name.as_str().bytes().map(usize::from).sum()
-    }
-    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.store.acquire(request)
-    }
-    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
-        self.store.acquire_all(requests)
-    }
-    fn is_atomic(&self, names: &[&Name]) -> bool {
-        self.store.is_atomic(names)
-    }
-    fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.store.release(request)
     }
     fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         let kept = batch.items.iter().filter(|item| batch.retention_of(item).is_some()).count();
@@ -174,39 +158,6 @@ impl Store for Counting {
             RenewCall::join(self.store.renew(part))
         })
     }
-    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        self.store.resize(request).await
-    }
-    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        self.store.inspect(request).await
-    }
-    async fn annotate(&self, request: Annotate) -> Result<bool> {
-        self.store.annotate(request).await
-    }
-    async fn describe(&self, request: Describe) -> Result<()> {
-        self.store.describe(request).await
-    }
-    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
-        self.store.owners(request).await
-    }
-    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        self.store.force_release(request).await
-    }
-    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        self.store.subscribe(request).await
-    }
-    fn reconnects(&self) -> Option<Signal> {
-        self.store.reconnects()
-    }
-
-    async fn want(&self, request: Want) -> Result<bool> {
-        self.store.want(request).await
-    }
-
-    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
-        self.store.inbox(manager)
-    }
-
     fn guard_key(&self, name: &Name) -> Option<String> {
         Some(name.as_str().to_owned())
     }

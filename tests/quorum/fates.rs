@@ -1,17 +1,13 @@
 //! Every combination of what can happen to the first requests at each node, while two rivals take turns.
 
 use super::*;
-use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Owner, Owners, Release, Released, RenewBatch, RenewCall, Resize, SetVerdicts, Signal,
-    StoreFuture, Uptime, Wait, Wakeups, Want,
+    Acquire, Acquired, Release, Released, RenewBatch, RenewCall, SetVerdicts, StoreFuture, Uptime,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use uuid::Uuid;
 
 /// Short, so that a run is.
 pub(super) const TTL: Duration = Duration::from_secs(1);
@@ -80,23 +76,16 @@ impl Fated {
 #[async_trait::async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Store for Fated {
-    fn clock(&self) -> Clock {
-        self.node.clock()
+    kit::delegate_store! { node:
+        clock capabilities shard is_atomic resize inspect annotate describe owners
+        force_release subscribe reconnects want inbox guard_key
     }
-    fn capabilities(&self) -> Capabilities {
-        self.node.capabilities()
-    }
-    fn shard(&self, name: &Name) -> usize {
-        self.node.shard(name)
-    }
+
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.run(request.timeout, move |node| node.acquire(request))
     }
     fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
         self.run(Duration::from_secs(1), move |node| node.acquire_all(requests))
-    }
-    fn is_atomic(&self, names: &[&Name]) -> bool {
-        self.node.is_atomic(names)
     }
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.run(request.timeout, move |node| node.release(request))
@@ -106,42 +95,6 @@ impl Store for Fated {
             self.run(batch.timeout, move |node| RenewCall::join(node.renew(batch.clone())))
         };
         RenewCall::divide(batch, usize::MAX, |_| 0, renew)
-    }
-    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        self.node.resize(request).await
-    }
-    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        self.node.inspect(request).await
-    }
-    async fn annotate(&self, request: Annotate) -> Result<bool> {
-        self.node.annotate(request).await
-    }
-    async fn describe(&self, request: Describe) -> Result<()> {
-        self.node.describe(request).await
-    }
-    async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
-        self.node.owners(request).await
-    }
-    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        self.node.force_release(request).await
-    }
-    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        self.node.subscribe(request).await
-    }
-    fn reconnects(&self) -> Option<Signal> {
-        self.node.reconnects()
-    }
-
-    async fn want(&self, request: Want) -> Result<bool> {
-        self.node.want(request).await
-    }
-
-    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
-        self.node.inbox(manager)
-    }
-
-    fn guard_key(&self, name: &Name) -> Option<String> {
-        self.node.guard_key(name)
     }
     async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
         self.node.uptime(timeout).await

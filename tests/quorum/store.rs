@@ -56,20 +56,6 @@ async fn grant_that_leaves_less_than_half_is_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grant_that_no_call_awaits_is_released() {
-    let nodes = Nodes::new(3);
-    let (stores, faults) = nodes.handles();
-    faults.iter().for_each(|node| node.add(late(Duration::from_millis(50))));
-    let quorum = Quorum::new(stores).expect("enough nodes");
-    let token = HolderId::new(Uuid::new_v4(), 1);
-    drop(quorum.acquire(acquire(&name("job"), token, T / 10)));
-    sleep(Duration::from_millis(10)).await;
-    assert!(nodes.free(), "it is on its way");
-    sleep(Duration::from_millis(100)).await;
-    assert!(nodes.free(), "{:?}", nodes.keys());
-}
-
-#[tokio::test(start_paused = true)]
 async fn count_that_nobody_awaits_is_recorded() {
     let nodes = Nodes::new(3);
     let (stores, _) = nodes.handles();

@@ -63,12 +63,6 @@ async fn loss_is_taken_if_somebody_else_can_have_the_majority() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn there_is_no_fencing_token() {
-    let (leases, _) = Nodes::new(3).process();
-    assert_eq!(leases.lock("job").lock().await.expect("granted").fence(), None);
-}
-
-#[tokio::test(start_paused = true)]
 async fn holder_is_whoever_has_a_majority() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();

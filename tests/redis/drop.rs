@@ -2,19 +2,17 @@
 //!
 //! T is 30 s in most of these tests, so that a key that goes was released and did not expire.
 
-use std::cell::RefCell;
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use super::{exists, lock, lock_by_hand, millis};
+use std::panic::{set_hook, take_hook};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kit::look::{calls, channel, others, subscribers};
-use kit::{Mode, Proxy, Reply, Resp, Server, eventually, within};
+use kit::{Mode, Proxy, Resp, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, Loss};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
@@ -22,11 +20,6 @@ use tokio::task::JoinSet;
 const LONG: Duration = Duration::from_secs(10);
 /// Much less than T: nothing expires within it.
 const SOON: Duration = Duration::from_secs(5);
-const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
-
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 /// Without fencing tokens a lock is the only key, so that an empty server is one without locks.
 fn bare() -> Builder {
@@ -35,14 +28,6 @@ fn bare() -> Builder {
 
 async fn connect(server: &Server) -> LeaseManager {
     bare().connect(&server.url()).await.expect("a manager")
-}
-
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
-}
-
-fn exists(server: &Server, key: &str) -> bool {
-    server.command(&["EXISTS", key]).int() == 1
 }
 
 /// All keys but those that have expired and are not deleted yet, which DBSIZE counts.
@@ -55,13 +40,6 @@ fn keys(connection: &mut Resp) -> usize {
 async fn empty(server: &Server) {
     let mut connection = server.connection();
     eventually(SOON, || keys(&mut connection) == 0).await;
-}
-
-fn lock_by_hand(server: &Server, key: &str) {
-    let script =
-        "redis.call('HSET', KEYS[1], ARGV[1], 1) return redis.call('PEXPIRE', KEYS[1], 60000)";
-    let made = server.command(&["EVAL", script, "1", key, JAVA]);
-    assert_eq!(made, Reply::Int(1));
 }
 
 /// Drops a future after some polls; `None` if it was not ready by then.
@@ -137,7 +115,7 @@ async fn wait_dropped_after_any_poll_leaves_nothing() {
     let mut granted = 0;
     for count in 1..50 {
         let name = format!("job:{count}");
-        lock_by_hand(&server, &name);
+        lock_by_hand(&server, &name, SOON * 12);
         let mut lock = leases.lock(&name);
         let waiter = tokio::spawn(async move { polls(count, lock.lock()).await });
         // The lock becomes free once the waiter has subscribed, if it comes to that.
@@ -184,43 +162,6 @@ async fn nested_call_dropped_after_any_poll_changes_no_count() {
     outer.check().expect("held");
     outer.unlock().await.expect("a release");
     empty(&server).await;
-}
-
-#[tokio::test]
-async fn unlock_dropped_after_any_poll_is_done_all_the_same() {
-    let server = Server::start();
-    let leases = connect(&server).await;
-    let mut done = 0;
-    for count in 1..50 {
-        let lease = lock(&leases, "job").await;
-        if let Some(result) = polls(count, lease.unlock()).await {
-            result.expect("a release");
-            done += 1;
-        }
-        empty(&server).await;
-        if done == 2 {
-            break;
-        }
-    }
-    assert_eq!(done, 2);
-}
-
-#[tokio::test]
-async fn acquire_dropped_while_its_reply_is_under_way_is_released() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = bare().connect(&proxy.url()).await.expect("a manager");
-    for round in 0..3 {
-        let name = format!("job:{round}");
-        proxy.set(Mode::HoldReplies);
-        let mut lock = leases.lock(&name);
-        let waiter = tokio::spawn(async move { lock.lock().await });
-        eventually(SOON, || exists(&server, &name)).await;
-        waiter.abort();
-        assert!(waiter.await.expect_err("aborted").is_cancelled());
-        proxy.set(Mode::Pass);
-        empty(&server).await;
-    }
 }
 
 #[tokio::test]
@@ -411,93 +352,6 @@ async fn requests_made_in_an_outage_never_leave() {
     }
 }
 
-/// A way to the server on which the connections that are there can be stopped while newer ones pass.
-struct Gate {
-    port: u16,
-    /// How many connections there were, and how many of them are stopped.
-    state: Arc<(Mutex<(usize, usize)>, Condvar)>,
-}
-
-impl Gate {
-    fn before(server: &Server) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-        let port = listener.local_addr().expect("an address").port();
-        let state = Arc::new((Mutex::new((0, 0)), Condvar::new()));
-        let (shared, upstream) = (Arc::clone(&state), server.port());
-        thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream)) else {
-                    continue;
-                };
-                let number = {
-                    let mut state = shared.0.lock().expect("no panic");
-                    state.0 += 1;
-                    state.0
-                };
-                let mut replies = (
-                    server.try_clone().expect("a second handle"),
-                    client.try_clone().expect("a second handle"),
-                );
-                thread::spawn(move || io::copy(&mut replies.0, &mut replies.1));
-                let shared = Arc::clone(&shared);
-                thread::spawn(move || pump(client, server, number, &shared));
-            }
-        });
-        Self { port, state }
-    }
-
-    fn stop_all_there_are(&self) {
-        let mut state = self.state.0.lock().expect("no panic");
-        state.1 = state.0;
-    }
-
-    fn let_pass(&self) {
-        self.state.0.lock().expect("no panic").1 = 0;
-        self.state.1.notify_all();
-    }
-}
-
-/// Passes requests on, also those of a client that has gone meanwhile.
-fn pump(
-    mut client: TcpStream,
-    mut server: TcpStream,
-    number: usize,
-    (state, changed): &(Mutex<(usize, usize)>, Condvar),
-) {
-    let mut bytes = [0; 4096];
-    while let Ok(length @ 1..) = client.read(&mut bytes) {
-        let state = state.lock().expect("no panic");
-        drop(changed.wait_while(state, |state| number <= state.1));
-        if server.write_all(&bytes[..length]).is_err() {
-            return;
-        }
-    }
-    let _ = server.shutdown(Shutdown::Write);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn acquire_that_arrives_after_its_own_release_is_swept() {
-    // An attempt takes up to a second here, a sweep comes every second, and a key lives for ten.
-    const T: Duration = Duration::from_secs(10);
-    let server = Server::start();
-    let gate = Gate::before(&server);
-    let url = format!("redis://127.0.0.1:{}", gate.port);
-    let leases = bare().ttl(T).connect(&url).await.expect("a manager");
-    let mut connection = server.connection();
-    eventually(SOON, || keys(&mut connection) == 0).await;
-    let before = calls(&mut connection, "evalsha");
-    let granted = calls(&mut connection, "hset");
-    gate.stop_all_there_are();
-    let error = leases.lock("job").try_lock().await.expect_err("no answer");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    // What gives it back goes another way, and is there first.
-    eventually(SOON, || calls(&mut connection, "evalsha") > before).await;
-    assert_eq!(keys(&mut connection), 0);
-    gate.let_pass();
-    eventually(SOON, || calls(&mut connection, "hset") > granted).await;
-    eventually(T / 2, || keys(&mut connection) == 0).await;
-}
-
 #[tokio::test]
 async fn acquire_whose_reply_is_lost_is_granted_once() {
     let server = Server::start();
@@ -528,83 +382,6 @@ async fn acquire_whose_reply_is_lost_is_granted_once() {
     proxy.drop_reply_of(1, &owner);
     outer.unlock().await.expect("the second attempt finds it done");
     assert!(!exists(&server, "job"));
-}
-
-/// Ends a task that holds `job` in some way, and waits until the lock is free.
-async fn ends(end: impl AsyncFnOnce(&LeaseManager)) {
-    let server = Server::start();
-    let leases = connect(&server).await;
-    end(&leases).await;
-    empty(&server).await;
-    let lease = leases.lock("job").lock_timeout(SOON).await.expect("an answer");
-    drop(lease.expect("it is free"));
-    empty(&server).await;
-}
-
-#[tokio::test]
-async fn panic_while_holding_releases() {
-    ends(async |leases| {
-        let mut lock = leases.lock("job");
-        let task = tokio::spawn(async move {
-            let _lease = lock.lock().await.expect("a lease");
-            panic!("on purpose");
-        });
-        assert!(task.await.expect_err("a panic").is_panic());
-    })
-    .await;
-    ends(async |leases| {
-        let lease = lock(leases, "job").await;
-        let caught = catch_unwind(AssertUnwindSafe(move || {
-            let _lease = lease;
-            panic!("on purpose");
-        }));
-        assert!(caught.is_err());
-    })
-    .await;
-    ends(async |leases| {
-        let mut lock = leases.lock("job");
-        let task = tokio::spawn(async move {
-            let body = async |_: &mut leasehold::Lock, _: &Lease| panic!("on purpose");
-            lock.with::<(), _>(body).await
-        });
-        assert!(task.await.expect_err("a panic").is_panic());
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn aborted_task_releases() {
-    ends(async |leases| {
-        let mut lock = leases.lock("job");
-        let (held, holding) = tokio::sync::oneshot::channel();
-        let task = tokio::spawn(async move {
-            let _lease = lock.lock().await.expect("a lease");
-            let _ = held.send(());
-            std::future::pending::<()>().await;
-        });
-        holding.await.expect("held");
-        task.abort();
-        assert!(task.await.expect_err("aborted").is_cancelled());
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn lease_dropped_on_a_plain_thread_is_released() {
-    ends(async |leases| {
-        let lease = lock(leases, "job").await;
-        thread::spawn(move || drop(lease)).join().expect("no panic");
-    })
-    .await;
-    thread_local! {
-        static KEPT: RefCell<Option<Lease>> = const { RefCell::new(None) };
-    }
-    ends(async |leases| {
-        let lease = lock(leases, "job").await;
-        let keep = move || KEPT.with(|kept| *kept.borrow_mut() = Some(lease));
-        thread::spawn(keep).join().expect("no panic");
-    })
-    .await;
 }
 
 fn runtime(multi_thread: bool) -> Runtime {
@@ -783,7 +560,7 @@ async fn manager_that_is_dropped_disconnects() {
         eventually(SOON, || others(&mut connection) == 0).await;
     }
     // A waiter waits meanwhile.
-    lock_by_hand(&server, "job");
+    lock_by_hand(&server, "job", SOON * 12);
     let leases = connect(&server).await;
     let mut lock = leases.lock("job");
     let waiter = tokio::spawn(async move { lock.lock().await });
@@ -829,30 +606,6 @@ async fn connect_dropped_after_any_poll_disconnects() {
         // An abandoned try-out's key lives for 5 s.
         eventually(LONG, || keys(&mut connection) == 0).await;
     }
-}
-
-#[tokio::test]
-async fn forgotten_lease_is_left_to_expire() {
-    const T: Duration = millis(1_000);
-    let server = Server::start();
-    let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
-    let lease = lock(&leases, "job").await;
-    let token = lease.cancellation_token();
-    let start = Instant::now();
-    lease.forget();
-    assert!(token.is_cancelled());
-    assert!(exists(&server, "job"));
-    // Neither renewed nor released.
-    let mut connection = server.connection();
-    let (mut last, mut left) = (i64::MAX, || connection.command(&["PTTL", "job"]).int());
-    eventually(SOON, || {
-        let now = left();
-        assert!(now <= last, "{now} ms after {last} ms");
-        last = now;
-        now == -2
-    })
-    .await;
-    assert!(start.elapsed() > T / 2, "{:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -922,80 +675,6 @@ async fn close_waits_for_work_that_stops_and_releases_everything() {
     while let Some(worker) = workers.join_next().await {
         worker.expect("no panic");
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn close_releases_after_the_grace_what_is_not_dropped() {
-    const T: Duration = Duration::from_secs(30);
-    const GRACE: Duration = Duration::from_secs(2);
-    let server = Server::start();
-    let mut connection = server.connection();
-    let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
-    let held = lock(&leases, "held").await;
-    let lost = tokio::spawn(within(LONG, held.lost()));
-    let start = Instant::now();
-    let (closed, ()) = tokio::join!(leases.close(), async {
-        assert_eq!(lost.await.expect("no panic"), Loss::Closed);
-        // Told first, released later.
-        assert!(start.elapsed() < GRACE / 2, "{:?}", start.elapsed());
-        assert!(exists(&server, "held"));
-        let error = held.check().expect_err("closed");
-        assert_eq!(error.loss(), Some(Loss::Closed));
-    });
-    closed.expect("all released");
-    let took = start.elapsed();
-    assert!(took >= GRACE && took < T / 2, "{took:?}");
-    assert_eq!(keys(&mut connection), 0);
-    disconnected(&mut connection).await;
-    drop(held);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn close_sends_waiters_away() {
-    let server = Server::start();
-    let mut connection = server.connection();
-    let leases = connect(&server).await;
-    lock_by_hand(&server, "java");
-    let ours = lock(&leases, "ours").await;
-    let mut waiters = JoinSet::new();
-    for name in ["java", "java", "ours", "ours"] {
-        let mut lock = leases.lock(name);
-        waiters.spawn(async move { lock.lock().await });
-    }
-    eventually(SOON, || subscribers(&mut connection, &channel("java")) == 1).await;
-    let start = Instant::now();
-    let (closed, ()) = tokio::join!(leases.close(), async {
-        for waiter in waiters.join_all().await {
-            assert_eq!(waiter.expect_err("closed").kind(), ErrorKind::Closed);
-        }
-        // The grace is 2 s.
-        assert!(start.elapsed() < millis(1_900), "{:?}", start.elapsed());
-        drop(ours);
-    });
-    closed.expect("all released");
-    assert_eq!(connection.command(&["KEYS", "*"]), Reply::List(vec![Reply::Text("java".into())]));
-    disconnected(&mut connection).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn close_leaves_no_acquire_behind_that_is_on_its_way() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = bare().connect(&proxy.url()).await.expect("a manager");
-    proxy.set(Mode::HoldReplies);
-    let mut lock = leases.lock("job");
-    let waiter = tokio::spawn(async move { lock.lock().await });
-    eventually(SOON, || exists(&server, "job")).await;
-    let (closed, ()) = tokio::join!(leases.close(), async {
-        tokio::time::sleep(millis(100)).await;
-        proxy.set(Mode::Pass);
-    });
-    closed.expect("nothing that is known of is left");
-    match waiter.await.expect("no panic") {
-        Ok(lease) => assert!(lease.check().is_err()),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Closed, "{error}"),
-    }
-    empty(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,9 +1,10 @@
 //! Elections and metadata on a real server: the key, the permissions, the processes in wait, and a failover.
 
 use super::errors::{app, lease_url, set_user};
+use super::refused_only;
 use kit::{Cluster, Reply, Server, within};
 use leasehold::{ErrorKind, Leader, LeaseManager, View};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 include!("../../src/store/redis/scripts/compose.rs");
 
@@ -107,73 +108,7 @@ async fn permissions_of_the_guide_are_enough_for_an_election() {
     until(&mut view, |leader| leader.value.as_deref() == Some("b")).await;
     me.resign().await.expect("released");
     until(&mut view, Leader::is_vacant).await;
-    let optional =
-        ["info", "client|id", "client|setname", "ping"].map(|name| Reply::Text(name.to_owned()));
-    for refused in server.command(&["ACL", "LOG", "128"]).list() {
-        let items = refused.list();
-        assert!(optional.iter().any(|word| items.contains(word)), "{items:?}");
-    }
-}
-
-/// Prints how long it takes; the bound is loose, for a machine under load.
-#[tokio::test]
-async fn next_leader_leads_soon_after_a_resignation() {
-    let server = Server::start();
-    let (one, two) = (connect(&server.url()).await, connect(&server.url()).await);
-    let mut view = one.election("n").observe();
-    let (mut took, mut seen) = (Vec::new(), Vec::new());
-    let mut me = one.election("n").candidate("0").campaign().await.expect("it leads");
-    for round in 1..=20 {
-        let leases = if round % 2 == 0 { one.clone() } else { two.clone() };
-        let value = round.to_string();
-        let next = tokio::spawn({
-            let value = value.clone();
-            async move { leases.election("n").candidate(value).campaign().await }
-        });
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        let start = Instant::now();
-        me.resign().await.expect("released");
-        me = next.await.expect("no panic").expect("it leads");
-        took.push(start.elapsed());
-        until(&mut view, |leader| leader.value.as_deref() == Some(&*value)).await;
-        seen.push(start.elapsed());
-    }
-    took.sort();
-    seen.sort();
-    println!("leads after {:?} (most {:?}), seen after {:?}", took[10], took[19], seen[10]);
-    assert!(took[10] < T / 10, "woken by the message: {took:?}");
-}
-
-#[tokio::test]
-async fn waiting_processes_are_counted() {
-    let server = Server::start();
-    let leases = connect(&server.url()).await;
-    let lease = leases.lock("n").lock().await.expect("a lease");
-    let mut waiters = Vec::new();
-    for _ in 0..2 {
-        let other = connect(&server.url()).await;
-        for _ in 0..3 {
-            let mut lock = other.lock("n");
-            waiters.push(tokio::spawn(async move { lock.lock().await.map(drop) }));
-        }
-    }
-    let store = leasehold::store::RedisStore::connect(&server.url()).await.expect("a store");
-    let name = leasehold::store::Name::new("n").expect("a name");
-    let inspect = leasehold::store::Inspect::new(leasehold::store::Target::exclusive(name), T);
-    let start = Instant::now();
-    loop {
-        let store: &dyn leasehold::store::Store = &store;
-        let waiting = store.inspect(inspect.clone()).await.expect("an answer").waiting;
-        if waiting == Some(2) {
-            break;
-        }
-        assert!(start.elapsed() < LONG, "{waiting:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    lease.unlock().await.expect("released");
-    for waiter in waiters {
-        waiter.await.expect("no panic").expect("a lease");
-    }
+    refused_only(&server, &[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

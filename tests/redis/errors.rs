@@ -1,5 +1,6 @@
 //! Errors are sorted, report what to do, and leave nothing behind.
 
+use super::{JAVA, exists, lock, millis, refused_only};
 use std::error::Error as _;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,12 +10,11 @@ use std::time::{Duration, Instant};
 use kit::look::{channel, fence_key, others, subscribers};
 use kit::trace::{Trace, Traced};
 use kit::{Proxy, Reply, Resp, Server, eventually, within};
-use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, LeaseState, Loss};
+use leasehold::{Builder, Error, ErrorKind, Fate, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 use tracing::Level;
 
 const LONG: Duration = Duration::from_secs(10);
-const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
 
 /// All that leasehold needs on keys and channels that begin with `app:`.
 const MINIMAL: [&str; 27] = [
@@ -47,10 +47,6 @@ const MINIMAL: [&str; 27] = [
     "+unsubscribe",
 ];
 
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
 fn ttl(ttl: Duration) -> Builder {
     LeaseManager::builder().ttl(ttl)
 }
@@ -63,10 +59,6 @@ async fn connect(server: &Server) -> LeaseManager {
     LeaseManager::connect(&server.url()).await.expect("a manager")
 }
 
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
-}
-
 /// Replaces the user `lease`, whose password is `secret`.
 #[track_caller]
 pub fn set_user(server: &Server, rules: &[&str]) {
@@ -77,10 +69,6 @@ pub fn set_user(server: &Server, rules: &[&str]) {
 
 pub fn lease_url(server: &Server) -> String {
     format!("redis://lease:secret@127.0.0.1:{}", server.port())
-}
-
-fn exists(server: &Server, key: &str) -> bool {
-    server.command(&["EXISTS", key]).int() == 1
 }
 
 fn keys(server: &Server, pattern: &str) -> Vec<String> {
@@ -146,7 +134,7 @@ async fn failure_to_connect_names_the_address_and_what_to_do() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = closed.local_addr().expect("an address").port();
     drop(closed);
-    let web = Web::start();
+    let web = listener(web);
     let secured = Server::start_with(&["--requirepass", "right"]);
     let listens = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let silent = listens.local_addr().expect("an address").port();
@@ -164,9 +152,9 @@ async fn failure_to_connect_names_the_address_and_what_to_do() {
             "cannot be resolved",
         ),
         (
-            format!("redis://127.0.0.1:{}", web.port),
+            format!("redis://127.0.0.1:{}", web),
             ErrorKind::Unavailable,
-            format!("127.0.0.1:{}", web.port),
+            format!("127.0.0.1:{}", web),
             "is it Redis",
         ),
         (
@@ -212,39 +200,33 @@ async fn failure_to_connect_names_the_address_and_what_to_do() {
     }
 }
 
-/// A web server on a port that is taken for that of Redis.
-struct Web {
-    port: u16,
-}
-
-impl Web {
-    fn start() -> Self {
-        use std::io::{Read, Write};
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let Ok(mut stream) = stream else { return };
-                let _ = stream.read(&mut [0; 1024]);
-                let _ = stream.write_all(
-                    b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-                );
-            }
-        });
-        Self { port }
+#[tokio::test]
+async fn missing_right_is_denied_and_named_at_the_start() {
+    let server = Server::start();
+    for right in [
+        "evalsha", "hset", "pexpire", "pttl", "get", "set", "time", "hexists", "exists", "hdel",
+        "del",
+    ] {
+        set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
+        let error = app().connect(&lease_url(&server)).await.expect_err(right);
+        assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
+        let text = error.to_string().to_lowercase();
+        assert!(
+            text.contains(&format!("'{right}'")) || text.contains(&format!("+{right}")),
+            "{text}"
+        );
+        let needed_first = ["evalsha", "hset", "pexpire", "pttl", "set", "time"].contains(&right);
+        for key in keys(&server, "app:*") {
+            let left = server.command(&["PTTL", &key]).int();
+            assert!(!needed_first && (1..=5_000).contains(&left), "{right}: {key} {left}");
+            server.command(&["DEL", &key]);
+        }
     }
 }
 
 #[tokio::test]
-async fn each_missing_right_is_denied_and_leaves_no_key() {
+async fn right_taken_away_later_is_denied_and_leaves_no_key() {
     let server = Server::start();
-    for right in ["evalsha", "hset", "pexpire", "pttl", "set", "time"] {
-        set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
-        let error = app().connect(&lease_url(&server)).await.expect_err(right);
-        assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
-        assert_eq!(keys(&server, "app:*"), [""; 0], "{right}");
-    }
-    // Missing from the start, or taken away later, which shows at the lock.
     for right in ["evalsha", "hset", "pexpire", "pttl", "set", "time"] {
         set_user(&server, &MINIMAL);
         let leases = app().connect(&lease_url(&server)).await.expect("a manager");
@@ -259,59 +241,22 @@ async fn each_missing_right_is_denied_and_leaves_no_key() {
     }
 }
 
+/// Also when they are known to the server, by an earlier manager, until it forgets them.
 #[tokio::test]
-async fn missing_right_is_named() {
+async fn eval_refused_fails_whether_the_scripts_are_known() {
     let server = Server::start();
-    for right in [
-        "evalsha", "hset", "pexpire", "pttl", "get", "set", "time", "hexists", "exists", "hdel",
-        "del",
-    ] {
-        set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
-        let error = app().connect(&lease_url(&server)).await.expect_err(right);
-        let text = error.to_string().to_lowercase();
-        assert!(
-            text.contains(&format!("'{right}'")) || text.contains(&format!("+{right}")),
-            "{text}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn eval_refused_leaves_the_scripts_unknown() {
-    let server = Server::start();
-    set_user(&server, &[&MINIMAL[..], &["-eval"]].concat());
-    let error = app().connect(&lease_url(&server)).await.expect_err("unknown scripts");
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    assert!(error.to_string().contains("'eval'"), "{error}");
-    assert_eq!(keys(&server, "*"), [""; 0]);
-}
-
-/// They are known to the server, by an earlier manager, until it forgets them.
-#[tokio::test]
-async fn eval_refused_fails_also_when_the_scripts_are_known() {
-    let server = Server::start();
-    set_user(&server, &MINIMAL);
-    let leases = app().connect(&lease_url(&server)).await.expect("a manager");
-    lock(&leases, "job").await.unlock().await.expect("a release");
-    leases.close().await.expect("closed");
-    set_user(&server, &[&MINIMAL[..], &["-eval"]].concat());
-    let error = app().connect(&lease_url(&server)).await.expect_err("no right");
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    assert!(error.to_string().contains("'eval'"), "{error}");
-    assert_eq!(keys(&server, "app:*"), [""; 0]);
-}
-
-#[tokio::test]
-async fn permission_needed_later_shows_at_the_start() {
-    let server = Server::start();
-    for right in ["get", "hexists", "exists", "hdel", "del"] {
-        set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
-        let error = app().connect(&lease_url(&server)).await.expect_err(right);
-        assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
-        for key in keys(&server, "app:*") {
-            let left = server.command(&["PTTL", &key]).int();
-            assert!((1..=5_000).contains(&left), "{right}: {key} {left}");
+    for known in [false, true] {
+        if known {
+            set_user(&server, &MINIMAL);
+            let leases = app().connect(&lease_url(&server)).await.expect("a manager");
+            lock(&leases, "job").await.unlock().await.expect("a release");
+            leases.close().await.expect("closed");
         }
+        set_user(&server, &[&MINIMAL[..], &["-eval"]].concat());
+        let error = app().connect(&lease_url(&server)).await.expect_err("no right");
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert!(error.to_string().contains("'eval'"), "{error}");
+        assert_eq!(keys(&server, "app:*"), [""; 0]);
     }
 }
 
@@ -426,18 +371,7 @@ async fn minimal_permissions_are_enough_for_everything() {
     lock(&leases, "job").await.unlock().await.expect("a release");
     leases.close().await.expect("nothing to release");
     contenders.close().await.expect("nothing to release");
-    // The client library would like to know these two, and does without.
-    let optional =
-        ["info", "client|id", "client|setname", "ping"].map(|name| Reply::Text(name.to_owned()));
-    for refused in server.command(&["ACL", "LOG", "128"]).list() {
-        let Reply::List(items) = refused else { panic!("{refused:?}") };
-        let object = items.iter().position(|item| *item == Reply::Text("object".to_owned()));
-        let object = &items[object.expect("an object") + 1];
-        // `inspect` leaves out what it may not read.
-        let inspected = matches!(object, Reply::Text(key) if key.starts_with("leasehold_meta:"))
-            || *object == Reply::Text("pubsub|numsub".to_owned());
-        assert!(inspected || optional.contains(object), "{items:?}");
-    }
+    refused_only(&server, &["leasehold_meta:", "pubsub|numsub"]);
 }
 
 /// Names with braces need the two that the guide lists apart.
@@ -704,32 +638,28 @@ async fn server_without_memory_rejects_locks_and_renews_leases() {
 }
 
 #[tokio::test]
-async fn read_only_replica_rejects_locks() {
+async fn server_that_takes_no_writes_rejects_locks() {
     let server = Server::start();
-    let leases = connect(&server).await;
-    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
-    let start = Instant::now();
-    let error = leases.lock("job").lock().await.expect_err("read-only");
-    assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
-    assert_eq!(error.fate(), Fate::NotExecuted, "{error}");
-    assert!(start.elapsed() < LONG, "it is of no use to wait: {:?}", start.elapsed());
-    let error = LeaseManager::connect(&server.url()).await.expect_err("read-only");
-    assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
-    server.command(&["REPLICAOF", "NO", "ONE"]);
-    lock(&leases, "job").await.unlock().await.expect("a release");
-}
-
-#[tokio::test]
-async fn too_few_replicas_reject_locks() {
-    let server = Server::start();
-    let leases = connect(&server).await;
-    server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    let error = leases.lock("job").lock().await.expect_err("too few replicas");
-    assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
-    let error = LeaseManager::connect(&server.url()).await.expect_err("too few replicas");
-    assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
-    server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
-    lock(&leases, "job").await.unlock().await.expect("a release");
+    let table: [[&[&str]; 2]; 2] = [
+        [&["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]],
+        [
+            &["CONFIG", "SET", "min-replicas-to-write", "1"],
+            &["CONFIG", "SET", "min-replicas-to-write", "0"],
+        ],
+    ];
+    for [harm, heal] in table {
+        let leases = connect(&server).await;
+        server.command(harm);
+        let start = Instant::now();
+        let error = leases.lock("job").lock().await.expect_err("no writes");
+        assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
+        assert!(harm[0] == "CONFIG" || error.fate() == Fate::NotExecuted, "{error}");
+        assert!(start.elapsed() < LONG, "it is of no use to wait: {:?}", start.elapsed());
+        let error = LeaseManager::connect(&server.url()).await.expect_err("no writes");
+        assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
+        server.command(heal);
+        lock(&leases, "job").await.unlock().await.expect("a release");
+    }
 }
 
 #[tokio::test]
@@ -793,6 +723,14 @@ async fn busy_server_is_waited_for_and_costs_no_lease() {
     lease.unlock().await.expect("a release");
 }
 
+/// A web server on a port that is taken for that of Redis.
+fn web(mut stream: std::net::TcpStream) {
+    let mut request = [0; 1024];
+    while let Ok(1..) = stream.read(&mut request) {
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+    }
+}
+
 /// A listener that does `serve` with each connection; returns its port.
 fn listener(serve: fn(std::net::TcpStream)) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
@@ -807,12 +745,6 @@ fn listener(serve: fn(std::net::TcpStream)) -> u16 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_that_is_not_redis_fails_in_bounded_time() {
-    let http = listener(|mut stream| {
-        let mut request = [0; 1024];
-        while let Ok(1..) = stream.read(&mut request) {
-            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
-        }
-    });
     let noise = listener(|mut stream| {
         let _ = stream.write_all(&[0, 255, 7, 13, 10, 1, 2, 3]);
         let _ = stream.read(&mut [0; 1024]);
@@ -829,7 +761,7 @@ async fn server_that_is_not_redis_fails_in_bounded_time() {
         while let Ok(1..) = stream.read(&mut request) {}
     });
     for (what, port) in [
-        ("http", http),
+        ("http", listener(web)),
         ("noise", noise),
         ("closing", closing),
         ("numbers", numbers),
@@ -847,24 +779,6 @@ async fn server_that_is_not_redis_fails_in_bounded_time() {
 }
 
 #[tokio::test]
-async fn server_that_is_not_there_fails_at_once() {
-    let server = Server::start();
-    let port = server.port();
-    drop(server);
-    let start = Instant::now();
-    let error = LeaseManager::connect(&format!("redis://127.0.0.1:{port}"))
-        .await
-        .expect_err("nobody is there");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    let error = LeaseManager::connect("redis+unix:///nowhere/redis.sock")
-        .await
-        .expect_err("nobody is there");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    // One attempt may take 3 s, which is for those who do not answer.
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-}
-
-#[tokio::test]
 async fn database_that_the_server_has_not_is_refused() {
     let server = Server::start();
     let error = LeaseManager::connect(&format!("{}/200", server.url()))
@@ -875,7 +789,6 @@ async fn database_that_the_server_has_not_is_refused() {
 
 #[tokio::test]
 async fn url_that_makes_no_sense_is_invalid_and_says_what_would() {
-    let server = Server::start();
     for (url, hint) in [
         ("localhost:6379", "redis://"),
         ("", "redis://"),
@@ -890,44 +803,6 @@ async fn url_that_makes_no_sense_is_invalid_and_says_what_would() {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error}");
         assert!(error.to_string().contains(hint), "{url}: {error}");
     }
-    let table: [(Builder, &str); 8] = [
-        (ttl(Duration::ZERO), "100 ms"),
-        (ttl(millis(99)), "100 ms"),
-        (ttl(Duration::MAX), "365 days"),
-        (LeaseManager::builder().max_poll_interval(Duration::ZERO), "1 ms"),
-        (LeaseManager::builder().max_hold(Duration::ZERO), "10 ms"),
-        (LeaseManager::builder().fence_retention(Some(Duration::from_secs(59))), "60s"),
-        (LeaseManager::builder().prefix("a{b"), "balanced"),
-        (LeaseManager::builder().prefix("x".repeat(1_000)), "256"),
-    ];
-    for (builder, hint) in table {
-        let error = builder.connect(&server.url()).await.expect_err(hint);
-        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-        assert!(error.to_string().contains(hint), "{error}");
-    }
-    let leases = connect(&server).await;
-    let long = "x".repeat(513);
-    for (name, hint) in [
-        ("", "at least one byte"),
-        (long.as_str(), "at most 512"),
-        ("a{b", "balanced"),
-        ("a}b", "balanced"),
-        ("{}", "not empty"),
-    ] {
-        for error in [
-            leases.lock(name).lock().await.expect_err(hint),
-            leases.lock(name).try_lock().await.expect_err(hint),
-            leases.lock(name).lock_timeout(LONG).await.expect_err(hint),
-            leases.holder().lock(name).await.expect_err(hint),
-            leases.inspect(name).await.expect_err(hint),
-            leases.force_unlock(name, "test").await.expect_err(hint),
-        ] {
-            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-            assert!(error.to_string().contains(hint), "{error}");
-        }
-    }
-    // The memory of the fencing token of the try-out at the start lasts a millisecond.
-    eventually(LONG, || keys(&server, "*").is_empty()).await;
 }
 
 #[tokio::test]

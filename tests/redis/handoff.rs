@@ -1,28 +1,20 @@
 //! Hand-offs in the processes of one name, seen from the server: cheap, fair, and one holder.
 
+use super::{JAVA, lock, millis};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kit::look::{calls, channel};
-use kit::{Pace, Pipe, Reply, Resp, Server, eventually, in_line, within};
-use leasehold::{Builder, Lease, LeaseManager};
+use kit::{Pace, Pipe, Reply, Resp, Server, eventually, within};
+use leasehold::{Builder, LeaseManager};
 use tokio::task::JoinSet;
 
 const LONG: Duration = Duration::from_secs(20);
-const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
-
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 async fn connect(builder: Builder, server: &Server) -> LeaseManager {
     builder.connect(&server.url()).await.expect("a manager")
-}
-
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
 }
 
 /// What is to be true of all holders of one name, wherever they are.
@@ -207,38 +199,6 @@ async fn contender_of_another_kind_gets_its_turn() {
         let worst = waits.iter().max().expect("some");
         assert!(*worst <= 32, "{waits:?} releases in {turns} turns, it listens: {listens}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_has_it_is_renewed_on_the_server() {
-    const T: Duration = millis(1_800);
-    let server = Server::start();
-    let leases = connect(LeaseManager::builder().ttl(T), &server).await;
-    let mut connection = server.connection();
-    let mut lease = lock(&leases, "job").await;
-    let holder = connection.command(&["HKEYS", "job"]);
-    for _ in 0..3 {
-        let mut next = leases.lock("job");
-        let next = in_line(async move { next.lock().await.expect("a lease") });
-        lease.unlock().await.expect("a release");
-        lease = next.await.expect("no panic");
-    }
-    assert_eq!(connection.command(&["HKEYS", "job"]), holder, "it went from hand to hand");
-    let end = Instant::now() + 2 * T;
-    let (mut renewed, mut before) = (0, i64::MAX);
-    while Instant::now() < end {
-        let left = connection.command(&["PTTL", "job"]).int();
-        assert!(left > 0, "{left}");
-        renewed += usize::from(left > before);
-        before = left;
-        lease.check().expect("it is held");
-        tokio::time::sleep(millis(5)).await;
-    }
-    // Every T/3, less a tenth of it.
-    assert!((4..=8).contains(&renewed), "{renewed} times");
-    assert_eq!(connection.command(&["HGETALL", "job"]).pairs()[0].1, "1");
-    lease.unlock().await.expect("a release");
-    assert_eq!(connection.command(&["EXISTS", "job"]), Reply::Int(0));
 }
 
 /// Each waits for longer than a waiter does before it listens, and a renewal takes a round trip.

@@ -3,6 +3,7 @@
 //! "In time" is measured from outside: the key's own time to live on the server, or a rival's
 //! grant, is what the token must be ahead of.
 
+use super::{JAVA, exists, lock, millis};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,11 +17,6 @@ use tokio::task::{JoinHandle, JoinSet};
 const AT_RISK: &str = "a lease is at risk: its renewal failed";
 const LOST: &str = "a lease is lost";
 const LONG: Duration = Duration::from_secs(10);
-const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
-
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 fn ttl(ttl: Duration) -> Builder {
     LeaseManager::builder().ttl(ttl)
@@ -30,18 +26,10 @@ async fn connect(url: &str, t: Duration) -> LeaseManager {
     ttl(t).connect(url).await.expect("a manager")
 }
 
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
-}
-
 /// Records the cause of a loss, and when it was reported.
 fn watch(lease: &Lease) -> JoinHandle<(Loss, Instant)> {
     let lost = within(LONG, lease.lost());
     tokio::spawn(async move { (lost.await, Instant::now()) })
-}
-
-fn exists(server: &Server, key: &str) -> bool {
-    server.command(&["EXISTS", key]).int() == 1
 }
 
 /// When the server will let the key go, at the earliest.
@@ -97,30 +85,6 @@ async fn key_of_another_type_ends_the_lease_and_is_left_alone() {
     drop(lease);
     leases.close().await.expect("nothing to release");
     assert_eq!(server.command(&["GET", "job"]).text(), "somebody's");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_key_spoils_no_other_renewal() {
-    const T: Duration = millis(1_500);
-    let server = Server::start();
-    let leases = connect(&server.url(), T).await;
-    let mut held = Vec::new();
-    for i in 0..50 {
-        held.push(lock(&leases, &format!("job:{i}")).await);
-    }
-    server.command(&["SET", "job:10", "somebody's"]);
-    server.command(&["DEL", "job:20"]);
-    let (ten, twenty) = (watch(&held[10]), watch(&held[20]));
-    let start = Instant::now();
-    while start.elapsed() < T * 3 / 2 {
-        for (i, lease) in held.iter().enumerate() {
-            assert!(i == 10 || i == 20 || lease.state() == LeaseState::Held, "{i}");
-        }
-        tokio::time::sleep(millis(10)).await;
-    }
-    assert!(ten.is_finished());
-    assert_eq!(twenty.await.expect("no panic").0, Loss::Gone);
-    drop(held);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -262,49 +226,39 @@ async fn reply_that_comes_late_does_not_make_the_lease_longer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn token_fires_within_the_ttl_when_the_server_is_killed() {
+async fn token_fires_within_the_ttl_when_the_server_is_killed_or_stands_still() {
     const T: Duration = millis(3_000);
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(&proxy.url(), T).await;
-    let lease = lock(&leases, "job").await;
-    renewal(&server, "job", LONG).await;
-    let lost = watch(&lease);
-    // No renewal may come between the look at the key and the end of the server.
-    proxy.set(Mode::HoldRequests);
-    tokio::time::sleep(millis(50)).await;
-    let end = end_of(&server, "job");
-    server.kill();
-    let (loss, told) = lost.await.expect("no panic");
-    assert_eq!(loss, Loss::Expired);
-    assert!(told < end, "{:?} too late", told - end);
-    let error = lease.unlock().await.expect_err("there is nothing to unlock");
-    assert_eq!(error.kind(), ErrorKind::Lost);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn token_fires_within_the_ttl_when_the_server_stands_still() {
-    const T: Duration = millis(3_000);
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(&proxy.url(), T).await;
-    let lease = lock(&leases, "job").await;
-    renewal(&server, "job", LONG).await;
-    let lost = watch(&lease);
-    proxy.set(Mode::HoldRequests);
-    tokio::time::sleep(millis(50)).await;
-    let end = end_of(&server, "job");
-    server.pause();
-    proxy.set(Mode::Pass);
-    let (loss, told) = lost.await.expect("no panic");
-    assert_eq!(loss, Loss::Expired);
-    assert!(told < end, "{:?} too late", told - end);
-    // When it runs on, it is asked for nothing that would bring the key back.
-    server.resume();
-    eventually(LONG, || !exists(&server, "job")).await;
-    let next = lock(&leases, "job").await;
-    assert!(next.fence() > lease.fence());
-    drop((lease, next));
+    for killed in [true, false] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port());
+        let leases = connect(&proxy.url(), T).await;
+        let lease = lock(&leases, "job").await;
+        renewal(&server, "job", LONG).await;
+        let lost = watch(&lease);
+        // No renewal may come between the look at the key and the end of the server.
+        proxy.set(Mode::HoldRequests);
+        tokio::time::sleep(millis(50)).await;
+        let end = end_of(&server, "job");
+        if killed {
+            server.kill();
+        } else {
+            server.pause();
+            proxy.set(Mode::Pass);
+        }
+        let (loss, at) = lost.await.expect("no panic");
+        assert_eq!(loss, Loss::Expired);
+        assert!(at < end, "{:?} too late", at - end);
+        if killed {
+            let error = lease.unlock().await.expect_err("there is nothing to unlock");
+            assert_eq!(error.kind(), ErrorKind::Lost);
+            continue;
+        }
+        // When it runs on, it is asked for nothing that would bring the key back.
+        server.resume();
+        eventually(LONG, || !exists(&server, "job")).await;
+        let next = lock(&leases, "job").await;
+        assert!(next.fence() > lease.fence());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -360,23 +314,6 @@ async fn blip(name: &str) {
     assert!(position(AT_RISK) < position("lease recovered"), "{messages:?}");
     assert!(position(AT_RISK).is_some(), "{messages:?}");
     assert_eq!(position(LOST), None, "{messages:?}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_lost_reply_is_a_risk_and_no_loss() {
-    const T: Duration = millis(3_000);
-    let _trace = Trace::of_all_threads();
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(&proxy.url(), T).await;
-    let lease = lock(&leases, "lost-reply").await;
-    let owner = server.command(&["HGETALL", "lost-reply"]).pairs().remove(0).0;
-    // The next request with this token is its renewal.
-    proxy.drop_reply_of(1, &owner);
-    blip("lost-reply").await;
-    assert_eq!(proxy.dropped(), 1);
-    assert_eq!(lease.state(), LeaseState::Held);
-    lease.unlock().await.expect("a release");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -496,102 +433,6 @@ async fn operator_who_removes_the_time_to_live_is_put_right() {
     lease.unlock().await.expect("a release");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_the_loss_nothing_more_is_sent_for_the_lease() {
-    const T: Duration = millis(1_000);
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let leases = connect(&proxy.url(), T).await;
-    let lease = lock(&leases, "job").await;
-    let owner = server.command(&["HGETALL", "job"]).pairs().remove(0).0;
-    let about_it = || {
-        let requests = proxy.requests();
-        requests.iter().filter(|text| text.contains(&owner)).count()
-    };
-    let lost = watch(&lease);
-    // Requests arrive, and are refused: that leaves no doubt about what is in the key.
-    server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    assert_eq!(lost.await.expect("no panic").0, Loss::Expired);
-    // What left just before the loss may still be on its way to the proxy. Renewals were retried several times in this span.
-    let span = T / 4;
-    let sent = within(LONG, async {
-        let (mut sent, mut since) = (about_it(), Instant::now());
-        while since.elapsed() < span {
-            tokio::time::sleep(millis(5)).await;
-            let now = about_it();
-            if now != sent {
-                (sent, since) = (now, Instant::now());
-            }
-        }
-        sent
-    });
-    let sent = sent.await;
-    assert!(sent > 3, "renewals were tried again: {sent}");
-    server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
-    let start = Instant::now();
-    while start.elapsed() < T {
-        assert_eq!(about_it(), sent);
-        assert_eq!(lease.state(), LeaseState::Lost, "lost is for good");
-        tokio::time::sleep(millis(5)).await;
-    }
-    drop(lease);
-    let next = lock(&leases, "job").await;
-    assert_eq!(about_it(), sent, "neither was it released");
-    drop(next);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn max_hold_fires_the_token_and_releases_when_work_has_stopped() {
-    const T: Duration = Duration::from_secs(20);
-    const MAX: Duration = millis(500);
-    let server = Server::start();
-    let leases = ttl(T).max_hold(MAX).connect(&server.url()).await.expect("a manager");
-    // Work that stops in time: released as soon as the lease is dropped.
-    let start = Instant::now();
-    let lease = lock(&leases, "job").await;
-    let (loss, told) = watch(&lease).await.expect("no panic");
-    assert_eq!(loss, Loss::MaxHold);
-    assert!(told - start >= MAX, "{:?}", told - start);
-    assert!(told - start < T / 3, "it does not wait for a renewal: {:?}", told - start);
-    assert!(exists(&server, "job"), "the token fires before the release");
-    drop(lease);
-    eventually(millis(1_800), || !exists(&server, "job")).await;
-
-    // Work that does not stop: released after the grace, two seconds here.
-    let lease = lock(&leases, "job").await;
-    let (loss, told) = watch(&lease).await.expect("no panic");
-    assert_eq!(loss, Loss::MaxHold);
-    eventually(LONG, || !exists(&server, "job")).await;
-    let took = told.elapsed();
-    assert!(took > millis(1_900) && took < T / 2, "{took:?}");
-    drop(lease);
-    let next = lock(&leases, "job").await;
-    next.unlock().await.expect("a release");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holder_followed_by_a_waiter_learns_that_it_is_taken() {
-    const T: Duration = millis(1_500);
-    let server = Server::start();
-    let leases = connect(&server.url(), T).await;
-    let contenders = connect(&server.url(), T).await;
-    let lease = lock(&leases, "job").await;
-    let mut contender = contenders.lock("job");
-    let lost = watch(&lease);
-    let (next, _) = tokio::join!(contender.lock(), async {
-        tokio::time::sleep(millis(100)).await;
-        server.command(&["DEL", "job"]);
-        server.command(&["PUBLISH", "redisson_lock__channel:{job}", "0"]);
-    });
-    let next = next.expect("a lease");
-    assert_eq!(lost.await.expect("no panic").0, Loss::Taken);
-    assert!(next.fence() > lease.fence());
-    drop(lease);
-    next.check().expect("held");
-    assert!(exists(&server, "job"));
-    drop(next);
-}
-
 #[test]
 fn blocked_runtime_loses_nothing() {
     const T: Duration = millis(1_000);
@@ -612,63 +453,4 @@ fn blocked_runtime_loses_nothing() {
         assert!(!lost.is_finished());
         lease.unlock().await.expect("a release");
     });
-}
-
-#[test]
-fn blocked_runtime_without_own_thread_loses_and_check_says_so() {
-    const T: Duration = millis(1_000);
-    let server = Server::start();
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let leases =
-            ttl(T).dedicated_thread(false).connect(&server.url()).await.expect("a manager");
-        let lease = lock(&leases, "job").await;
-        thread::sleep(T * 2);
-        // The clock is looked at by the call itself.
-        let error = lease.check().expect_err("expired");
-        assert_eq!(error.loss(), Some(Loss::Expired));
-        assert!(lease.cancellation_token().is_cancelled());
-        let ran = lease.run(async { true }).await;
-        assert_eq!(ran.expect_err("no work after the loss").kind(), ErrorKind::Lost);
-        drop(lease);
-        let next = lock(&leases, "job").await;
-        next.unlock().await.expect("a release");
-    });
-}
-
-/// The holder is on another runtime, which is well.
-#[test]
-fn blocked_runtime_of_the_manager_delays_no_token_elsewhere() {
-    const T: Duration = millis(2_000);
-    let server = Server::start();
-    let url = server.url();
-    let (made, leases) = std::sync::mpsc::channel();
-    let (held, begins) = tokio::sync::oneshot::channel::<()>();
-    let (ends, blocked) = std::sync::mpsc::channel::<()>();
-    let first = thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("a runtime").block_on(async {
-            let leases = ttl(T).dedicated_thread(false).connect(&url).await.expect("a manager");
-            made.send(leases).expect("it is awaited");
-            let _ = begins.await;
-            let _ = blocked.recv();
-        });
-    });
-    let leases = leases.recv().expect("a manager");
-    let second = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    second.expect("a runtime").block_on(async {
-        let other = connect(&server.url(), T).await;
-        let lease = lock(&leases, "job").await;
-        let token = lease.cancellation_token();
-        let work = tokio::spawn(async move { lease.run(std::future::pending::<()>()).await });
-        held.send(()).expect("it is awaited");
-        let next = within(LONG, lock(&other, "job")).await;
-        assert!(token.is_cancelled());
-        let ended = within(LONG, work).await.expect("no panic").expect_err("lost");
-        assert_eq!(ended.loss(), Some(Loss::Expired));
-        next.unlock().await.expect("a release");
-    });
-    drop(ends);
-    first.join().expect("no panic");
 }

@@ -537,12 +537,12 @@ async fn every_script_of_locks_may_run_twice() {
     let several = several.join_all().await;
     // Until a renewal has also prolonged the memory of the fencing token.
     let mut lowest = i64::MAX;
-    let prolonged = || {
+    let renewed = || {
         let left = server.command(&["PTTL", &fence_key("job")]).int();
         lowest = lowest.min(left);
         left > lowest + 100
     };
-    eventually(LONG, prolonged).await;
+    eventually(LONG, renewed).await;
     drop(several);
     eventually(LONG, || server.command(&["KEYS", "several:*"]) == Reply::List(vec![])).await;
     inner.unlock().await.expect("a release");

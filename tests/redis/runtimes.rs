@@ -60,18 +60,6 @@ fn connection_comes_with_a_runtimes_first_lock_and_goes_with_it() {
     drop((second, third));
 }
 
-#[test]
-fn connection_of_a_runtime_closes_with_the_last_handle() {
-    let server = Server::start();
-    let mut connection = server.connection();
-    let runtime = runtime();
-    let leases = runtime.block_on(LeaseManager::connect(&server.url())).expect("up");
-    let home = others(&mut connection);
-    works_with(&runtime, &leases, &mut connection, home + 1);
-    drop(leases);
-    runtime.block_on(eventually(LONG, || others(&mut connection) == 0));
-}
-
 /// A request that was begun on one runtime and waits on another is told at once when the first one goes, and its
 /// connection with it.
 fn ends_with_its_runtime<F>(ask: impl FnOnce(LeaseManager) -> F)

@@ -1,6 +1,7 @@
 //! Subscriptions that are refused, that die, that stay at another server, and wakers that panic under them.
 
 use super::errors::{lease_url, set_user};
+use super::lock;
 use kit::look::{channel, subscribers};
 use kit::polled::polled;
 use kit::trace::{Trace, Traced};
@@ -25,10 +26,6 @@ fn patient(ttl: Duration) -> Builder {
 
 async fn connect(url: &str) -> LeaseManager {
     patient(LONG).connect(url).await.expect("a manager")
-}
-
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
 }
 
 fn wait_for(leases: &LeaseManager, name: &str) -> JoinHandle<(Lease, Instant)> {

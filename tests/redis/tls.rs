@@ -84,8 +84,8 @@ fn server(certificates: &Path) -> (Server, u16) {
 }
 
 /// Runs the test `story` once more, in a process that trusts the certificates in `trust`.
-fn tell(story: &str, trust: &Path, port: u16) {
-    let told = Command::new(std::env::current_exe().expect("this test"))
+fn run_story(story: &str, trust: &Path, port: u16) {
+    let child = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", story])
         .env("SSL_CERT_FILE", trust)
         .env(URL, format!("rediss://localhost:{port}"))

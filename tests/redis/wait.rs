@@ -1,5 +1,6 @@
 //! Waits end by a message, or else by the clock. They are bounded, and cost the server little.
 
+use super::{lock, lock_by_hand, millis};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,11 +16,6 @@ use tracing::Level;
 const LONG: Duration = Duration::from_secs(10);
 /// Far above what any test waits for: a waiter that wakes before it was woken by something else.
 const NEVER: Duration = Duration::from_secs(60);
-const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
-
-const fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 /// T is 30 s, and polling comes too late to matter.
 fn patient() -> Builder {
@@ -28,10 +24,6 @@ fn patient() -> Builder {
 
 async fn connect(builder: Builder, server: &Server) -> LeaseManager {
     builder.connect(&server.url()).await.expect("a manager")
-}
-
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
-    leases.lock(name).lock().await.expect("a lease")
 }
 
 /// A waiter, and the moment when it was done.
@@ -58,69 +50,6 @@ async fn settled(server: &Server) {
             return;
         }
         before = now;
-    }
-}
-
-/// Makes a lock as another program would, which will never give it back.
-fn lock_by_hand(server: &Server, key: &str, ttl: Duration) {
-    let ttl = ttl.as_millis().to_string();
-    let script =
-        "redis.call('HSET', KEYS[1], ARGV[1], 1) return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
-    let made = server.command(&["EVAL", script, "1", key, JAVA, &ttl]);
-    assert_eq!(made, Reply::Int(1));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unlock_message_wakes_the_waiter_of_another_process() {
-    let server = Server::start();
-    let (here, there) = (connect(patient(), &server).await, connect(patient(), &server).await);
-    for drops in [false, true] {
-        let lease = lock(&here, "job").await;
-        let waiter = wait_for(&there, "job");
-        waits(&server, "job").await;
-        assert!(!waiter.is_finished());
-        if drops {
-            drop(lease);
-        } else {
-            lease.unlock().await.expect("a release");
-        }
-        let (lease, _) = within(LONG, waiter).await.expect("no panic");
-        lease.expect("a lease").unlock().await.expect("a release");
-    }
-}
-
-/// T is 30 s: without the message, the waiter gets in after the next renewal, 9 to 10 s after the grant.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_behind_a_hold_forced_open_elsewhere_enters_at_once() {
-    let server = Server::start();
-    let (here, there) = (connect(patient(), &server).await, connect(patient(), &server).await);
-    let mut connection = server.connection();
-    for by_hand in [false, true] {
-        let start = Instant::now();
-        let lease = lock(&here, "job").await;
-        let mut waiters = JoinSet::new();
-        for _ in 0..20 {
-            let mut lock = here.lock("job");
-            waiters.spawn(async move { lock.lock().await });
-        }
-        eventually(LONG, || subscribers(&mut connection, &channel("job")) == 1).await;
-        settled(&server).await;
-        assert!(lease.check().is_ok() && waiters.try_join_next().is_none());
-        if by_hand {
-            // As Redisson's `forceUnlock` does.
-            connection.command(&["DEL", "job"]);
-            connection.command(&["PUBLISH", &channel("job"), "0"]);
-        } else {
-            assert!(there.force_unlock("job", "test").await.expect("an answer"));
-        }
-        let next = within(LONG, waiters.join_next()).await.expect("twenty");
-        assert!(start.elapsed() < Duration::from_secs(8), "it heard nothing");
-        let next = next.expect("no panic").expect("a lease");
-        assert!(lease.check().is_err(), "two believe");
-        next.unlock().await.expect("held");
-        while let Some(next) = within(LONG, waiters.join_next()).await {
-            next.expect("no panic").expect("a lease").unlock().await.expect("held");
-        }
     }
 }
 
@@ -186,17 +115,6 @@ async fn take_turns(managers: &[LeaseManager], until: Instant) -> usize {
         task.expect("no panic");
     }
     turns.load(Ordering::Relaxed)
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_in_twice_and_fences_grow_in_the_order_of_grants() {
-    let server = Server::start();
-    let mut managers = Vec::new();
-    for _ in 0..3 {
-        managers.push(connect(LeaseManager::builder(), &server).await);
-    }
-    let turns = take_turns(&managers, Instant::now() + Duration::from_secs(1)).await;
-    assert!(turns > 50, "only {turns} turns");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -352,64 +270,6 @@ async fn waiter_without_a_right_to_the_channel_polls() {
         assert_eq!(server.command(&["EXISTS", "unheard"]), Reply::Int(0));
         assert!(warnings() >= reported + round);
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_message_costs_no_more_than_the_poll_bound() {
-    const BOUND: Duration = millis(200);
-    let server = Server::start();
-    let leases = connect(LeaseManager::builder().max_poll_interval(BOUND), &server).await;
-    lock_by_hand(&server, "job", Duration::from_secs(30));
-    let waiter = wait_for(&leases, "job");
-    waits(&server, "job").await;
-    polls(&server, BOUND).await;
-    assert!(!waiter.is_finished());
-    // No message is sent.
-    let mut connection = server.connection();
-    let asked = calls(&mut connection, "evalsha");
-    server.command(&["DEL", "job"]);
-    let (lease, _) = within(LONG, waiter).await.expect("no panic");
-    // The next look, and perhaps one that was on its way.
-    let asked = calls(&mut connection, "evalsha") - asked;
-    assert!(asked <= 2, "{asked} looks");
-    drop(lease);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn message_in_the_gap_of_a_reconnect_is_made_up_for() {
-    let server = Server::start();
-    let leases = connect(patient(), &server).await;
-    let mut connection = server.connection();
-    for _ in 0..5 {
-        lock_by_hand(&server, "job", Duration::from_secs(30));
-        let waiter = wait_for(&leases, "job");
-        waits(&server, "job").await;
-        // The commands run one after the other on one connection: no client can be subscribed at the second.
-        connection.send(&["CLIENT", "KILL", "TYPE", "pubsub"]).expect("sent");
-        connection.send(&["DEL", "job"]).expect("sent");
-        connection.send(&["PUBLISH", &channel("job"), "0"]).expect("sent");
-        assert_eq!(connection.receive().expect("a reply"), Reply::Int(1));
-        assert_eq!(connection.receive().expect("a reply"), Reply::Int(1));
-        assert_eq!(connection.receive().expect("a reply"), Reply::Int(0));
-        let (lease, _) = within(LONG, waiter).await.expect("no panic");
-        lease.expect("a lease").unlock().await.expect("a release");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_reconnect_messages_wake_again() {
-    let server = Server::start();
-    let leases = connect(patient(), &server).await;
-    lock_by_hand(&server, "job", Duration::from_secs(30));
-    let waiter = wait_for(&leases, "job");
-    waits(&server, "job").await;
-    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    waits(&server, "job").await;
-    assert!(!waiter.is_finished());
-    server.command(&["DEL", "job"]);
-    server.command(&["PUBLISH", &channel("job"), "0"]);
-    let (lease, _) = within(LONG, waiter).await.expect("no panic");
-    drop(lease);
 }
 
 /// As behind a router that forgets connections on which nothing moves: nobody is told, and new ones work.
@@ -662,27 +522,6 @@ async fn subscription_outlives_its_last_waiter_for_a_moment() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_by_the_hundred_cost_the_server_nothing_while_idle() {
-    let server = Server::start();
-    let (here, there) = (connect(patient(), &server).await, connect(patient(), &server).await);
-    let lease = lock(&here, "job").await;
-    let mut waiters = JoinSet::new();
-    for i in 0..500 {
-        let leases = if i % 2 == 0 { &here } else { &there };
-        let mut lock = leases.lock("job");
-        waiters.spawn(async move { lock.lock().await });
-    }
-    waits(&server, "job").await;
-    let mut connection = server.connection();
-    connection.command(&["CONFIG", "RESETSTAT"]);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let evalsha = calls(&mut connection, "evalsha");
-    assert!(evalsha <= 1, "{evalsha} calls in a second");
-    waiters.shutdown().await;
-    drop(lease);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_costs_at_most_one_attempt_per_waiting_process() {
     const PROCESSES: i64 = 6;
     let server = Server::start();
@@ -710,27 +549,6 @@ async fn release_costs_at_most_one_attempt_per_waiting_process() {
     // The forgetful winner's manager has a next one in line.
     assert!(evalsha <= 1 + PROCESSES + 2, "{evalsha} calls");
     waiters.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sleep_longer_than_the_time_to_live_is_no_outage() {
-    const T: Duration = millis(1_000);
-    let server = Server::start();
-    let leases = connect(patient().ttl(T), &server).await;
-    // Holders elsewhere, with a longer time to live.
-    let mut waiters = JoinSet::new();
-    for i in 0..30 {
-        let name = format!("job:{i}");
-        lock_by_hand(&server, &name, T * 3);
-        let mut lock = leases.lock(&name);
-        waiters.spawn(async move {
-            let lease = lock.lock().await.expect("the server answers all the time");
-            lease.unlock().await.expect("a release");
-        });
-    }
-    while let Some(waiter) = waiters.join_next().await {
-        waiter.expect("no panic");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -800,82 +618,4 @@ async fn longer_outage_is_unavailable() {
         });
     }
     outages.join_all().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dead_server_is_unavailable_after_the_time_to_live() {
-    const T: Duration = millis(2_000);
-    let server = Server::start();
-    let leases = connect(LeaseManager::builder().ttl(T), &server).await;
-    server.kill();
-    let start = Instant::now();
-    let error = leases.lock("job").lock().await.expect_err("nobody answers");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    let took = start.elapsed();
-    assert!(took > T * 2 / 3 && took < T * 2, "{took:?}");
-    // One attempt ends sooner.
-    let start = Instant::now();
-    let error = leases.lock("job").try_lock().await.expect_err("nobody answers");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(start.elapsed() < T * 2 / 3, "{:?}", start.elapsed());
-    server.restart();
-    lock(&leases, "job").await.unlock().await.expect("a release");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn time_limit_is_kept_whatever_the_server_does() {
-    const LIMIT: Duration = millis(500);
-    // An attempt may take 3 s.
-    const LATE: Duration = millis(2_000);
-    let server = Server::start();
-    let leases = connect(LeaseManager::builder(), &server).await;
-    // Held by another: that is no error.
-    lock_by_hand(&server, "held", Duration::from_secs(30));
-    let start = Instant::now();
-    let lease = leases.lock("held").lock_timeout(LIMIT).await.expect("an answer");
-    assert!(lease.is_none());
-    let took = start.elapsed();
-    assert!(took >= LIMIT && took < LIMIT + LATE, "{took:?}");
-
-    // Behind a holder of this process.
-    let holder = lock(&leases, "ours").await;
-    let start = Instant::now();
-    let lease = leases.lock("ours").lock_timeout(LIMIT).await.expect("an answer");
-    assert!(lease.is_none());
-    let took = start.elapsed();
-    assert!(took >= LIMIT && took < LIMIT + LATE, "{took:?}");
-    holder.unlock().await.expect("a release");
-
-    // With a server that is silent from the first call on, it is unknown.
-    let leases = connect(LeaseManager::builder(), &server).await;
-    server.pause();
-    let start = Instant::now();
-    let error = leases.lock("free").lock_timeout(LIMIT).await.expect_err("no answer");
-    let took = start.elapsed();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(took >= LIMIT && took < LIMIT + LATE, "{took:?}");
-    server.resume();
-    // A request that timed out is released once it is granted.
-    let lease = tokio::time::timeout(LONG, lock(&leases, "free")).await.expect("soon");
-    lease.unlock().await.expect("a release");
-    assert_eq!(server.command(&["EXISTS", "free"]), Reply::Int(0));
-}
-
-/// Each is the next to ask when the one before it gives up, and gives up itself within a round trip.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_that_give_up_together_see_a_taken_name() {
-    let server = Server::start();
-    let (theirs, ours) = tokio::join!(connect(patient(), &server), connect(patient(), &server));
-    let _held = lock(&theirs, "n").await;
-    for round in 0..5 {
-        let mut waiters = JoinSet::new();
-        for _ in 0..40 {
-            let mut lock = ours.lock("n");
-            waiters.spawn(async move { lock.lock_timeout(millis(300)).await });
-        }
-        while let Some(waiter) = waiters.join_next().await {
-            let lease = waiter.expect("no panic").expect("the server answers");
-            assert!(lease.is_none(), "round {round}");
-        }
-    }
 }

@@ -1,23 +1,18 @@
 //! The view of other programs on the server: keys, fields, times to live, messages and scripts.
 
+use super::{JAVA, exists, lock_by_hand, millis};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kit::look::{calls, channel, fence_key, renewal, subscribers};
-use kit::{Mode as ProxyMode, Proxy, Reply, Resp, Server, eventually, within};
+use kit::look::{calls, channel, fence_key};
+use kit::{Mode as ProxyMode, Proxy, Resp, Server, eventually};
 use leasehold::store::{ConnectOptions, Mode, RedisStore};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Lock, Loss};
 use tokio::task::JoinSet;
 
 const LONG: Duration = Duration::from_secs(10);
-/// A holder as Redisson writes it.
-const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
-
-fn millis(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 async fn connect(server: &Server) -> LeaseManager {
     LeaseManager::connect(&server.url()).await.expect("a manager")
@@ -35,10 +30,6 @@ fn hash(server: &Server, key: &str) -> (String, String) {
     pairs.remove(0)
 }
 
-fn exists(server: &Server, key: &str) -> bool {
-    server.command(&["EXISTS", key]).int() == 1
-}
-
 fn pttl(server: &Server, key: &str) -> i64 {
     server.command(&["PTTL", key]).int()
 }
@@ -46,15 +37,6 @@ fn pttl(server: &Server, key: &str) -> i64 {
 fn fence_of(lease: &leasehold::Lease) -> i64 {
     let fence = lease.fence().expect("a fencing token");
     i64::try_from(fence).expect("a fencing token that a signed number holds")
-}
-
-/// Makes a lock as another program would: without a lease in this process.
-fn lock_by_hand(server: &Server, key: &str, ttl: Duration) {
-    let ttl = ttl.as_millis().to_string();
-    let script =
-        "redis.call('HSET', KEYS[1], ARGV[1], 1) return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
-    let made = server.command(&["EVAL", script, "1", key, JAVA, &ttl]);
-    assert_eq!(made, Reply::Int(1));
 }
 
 /// Hears all that is published on a server.
@@ -129,15 +111,6 @@ async fn lock_is_a_hash_of_one_owner_and_its_hold_count() {
     let other = others.lock("b").lock().await.expect("a lease");
     assert_ne!(hash(&server, "b").0.split_once(':').expect("a colon").0, uuid);
     drop((again, other));
-}
-
-#[tokio::test]
-async fn default_time_to_live_is_thirty_seconds() {
-    let server = Server::start();
-    let leases = connect(&server).await;
-    let _lease = leases.lock("a").lock().await.expect("a lease");
-    let left = pttl(&server, "a");
-    assert!((20_000..=30_000).contains(&left), "{left}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -262,7 +235,7 @@ async fn fencing_token_is_kept_beside_the_lock_for_an_hour() {
 }
 
 #[tokio::test]
-async fn memory_of_the_fencing_token_can_be_endless_or_none() {
+async fn memory_of_the_fencing_token_can_be_endless() {
     let server = Server::start();
     let endless = connect_with(&server, LeaseManager::builder().fence_retention(None)).await;
     let lease = endless.lock("a").lock().await.expect("a lease");
@@ -278,31 +251,6 @@ async fn memory_of_the_fencing_token_can_be_endless_or_none() {
         assert!(fence_of(&lease) > last, "{name}");
         assert_eq!(pttl(&server, &fence_key(name)), -1, "{name}");
     }
-
-    let none = connect_with(&server, LeaseManager::builder().fencing(false)).await;
-    let lease = none.lock("b").lock().await.expect("a lease");
-    assert_eq!(lease.fence(), None);
-    assert!(!exists(&server, &fence_key("b")));
-    drop(lease);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fence_memory_lasts_as_long_as_the_lease_and_then_ends() {
-    const T: u64 = 1_500;
-    let server = Server::start();
-    let builder = LeaseManager::builder().ttl(millis(T)).fence_retention(Some(millis(2 * T)));
-    let leases = connect_with(&server, builder).await;
-    let lease = leases.lock("job").lock().await.expect("a lease");
-    let key = fence_key("job");
-    let start = Instant::now();
-    while start.elapsed() < millis(3 * T) {
-        let left = pttl(&server, &key);
-        assert!(left > T as i64 / 3, "{left} ms left of the memory");
-        tokio::time::sleep(millis(2)).await;
-    }
-    lease.unlock().await.expect("a release");
-    // Names leave nothing behind.
-    eventually(LONG, || server.command(&["DBSIZE"]).int() == 0).await;
 }
 
 #[tokio::test]
@@ -340,46 +288,6 @@ async fn fencing_tokens_grow_whatever_the_server_forgets() {
     grown(&others, "after the leap").await.forget();
 }
 
-#[tokio::test]
-async fn java_holder_is_contention_and_its_release_wakes_the_waiter() {
-    let server = Server::start();
-    let builder = LeaseManager::builder().max_poll_interval(Duration::from_secs(60));
-    let leases = connect_with(&server, builder).await;
-    lock_by_hand(&server, "job", Duration::from_secs(30));
-    let none = leases.lock("job").try_lock().await.expect("an answer");
-    assert!(none.is_none());
-    let holding = leases.inspect("job").await.expect("an answer");
-    assert_eq!(holding.expect("a holder").holder, JAVA);
-
-    let mut lock = leases.lock("job");
-    let waiter = tokio::spawn(async move { lock.lock().await });
-    let mut connection = server.connection();
-    eventually(LONG, || subscribers(&mut connection, &channel("job")) == 1).await;
-    // The waiter tries once more after subscribing; what it sees must be the holder.
-    tokio::time::sleep(millis(100)).await;
-    assert!(!waiter.is_finished());
-    server.command(&["DEL", "job"]);
-    server.command(&["PUBLISH", &channel("job"), "0"]);
-    let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
-    drop(lease);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forced_unlock_by_java_is_noticed_at_the_next_renewal() {
-    let server = Server::start();
-    let ttl = millis(3_000);
-    let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
-    let lease = leases.lock("job").lock().await.expect("a lease");
-    let lost = tokio::spawn(within(LONG, lease.lost()));
-    server.command(&["DEL", "job"]);
-    server.command(&["PUBLISH", &channel("job"), "0"]);
-    let start = Instant::now();
-    assert_eq!(lost.await.expect("no panic"), Loss::Gone);
-    assert!(start.elapsed() < ttl * 2 / 3, "{:?}", start.elapsed());
-    assert!(!exists(&server, "job"));
-    drop(lease);
-}
-
 /// As it is, or percent-encoded.
 #[tokio::test]
 async fn unix_socket_may_have_any_name() {
@@ -403,59 +311,6 @@ async fn unix_socket_may_have_any_name() {
         assert!(exists(&server, "job"));
         lease.unlock().await.expect("a release");
     }
-}
-
-/// A key of a read-write lock as Redisson writes it.
-fn read_write(server: &Server, key: &str) {
-    server.command(&["HSET", key, "mode", "write", &format!("{JAVA}:write"), "1"]);
-}
-
-#[tokio::test]
-async fn read_write_lock_of_redissons_is_no_lock_and_is_left_alone() {
-    let server = Server::start();
-    let leases = connect(&server).await;
-    read_write(&server, "job");
-    server.command(&["PEXPIRE", "job", "30000"]);
-    let start = Instant::now();
-    for error in [
-        leases.lock("job").lock().await.expect_err("no lock"),
-        leases.lock("job").try_lock().await.expect_err("no lock"),
-        leases.lock("job").lock_timeout(LONG).await.expect_err("no lock"),
-    ] {
-        assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
-        assert_eq!(error.fate(), leasehold::Fate::NotExecuted, "{error}");
-    }
-    assert!(start.elapsed() < LONG, "nothing is waited for: {:?}", start.elapsed());
-    let holding = leases.inspect("job").await.expect("an answer").expect("a holder");
-    assert_eq!((holding.holder.as_str(), holding.mode), (JAVA, Mode::Write));
-    assert_eq!(server.command(&["HLEN", "job"]).int(), 2);
-    assert!(!exists(&server, &fence_key("job")));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_under_redissons_read_write_lock_is_lost_alone() {
-    let server = Server::start();
-    let ttl = millis(3_000);
-    let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
-    let mut handle = leases.lock("nested");
-    let nested = handle.lock().await.expect("a lease");
-    let lease = leases.lock("job").lock().await.expect("a lease");
-    let other = leases.lock("other").lock().await.expect("a lease");
-    read_write(&server, "job");
-    read_write(&server, "nested");
-    // The record of its count meets the same.
-    let inner = handle.lock().await.expect("a nested lease");
-    for lease in [&nested, &lease] {
-        assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
-    }
-    assert_eq!(server.command(&["HLEN", "job"]).int(), 2, "what is left is Redisson's");
-    other.check().expect("it has nothing to do with that");
-    renewal(&server, "other", LONG).await;
-    for lease in [nested, lease] {
-        assert_eq!(lease.unlock().await.expect_err("lost").loss(), Some(Loss::Taken));
-    }
-    assert_eq!(server.command(&["HLEN", "job"]).int(), 2);
-    drop((other, inner));
 }
 
 #[tokio::test]
@@ -494,9 +349,7 @@ async fn inspect_returns_what_the_server_has() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn force_unlock_takes_a_lock_from_whoever_has_it() {
     let server = Server::start();
-    let ttl = millis(1_500);
-    let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
-    let others = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
+    let leases = connect(&server).await;
     let mut ear = Ear::on(&server);
     assert!(!leases.force_unlock("job", "test").await.expect("an answer"));
 
@@ -511,24 +364,6 @@ async fn force_unlock_takes_a_lock_from_whoever_has_it() {
     heard.retain(|(channel, _)| !channel.starts_with("leasehold_inbox:"));
     assert_eq!(heard, words(&[(&channel("job"), "0")]));
     drop(lease);
-
-    // From a holder in another manager, which learns it at once.
-    let lease = others.lock("job").lock().await.expect("a lease");
-    let lost = tokio::spawn(within(LONG, lease.lost()));
-    assert!(leases.force_unlock("job", "test").await.expect("an answer"));
-    assert!(!exists(&server, "job"));
-    assert_eq!(lost.await.expect("no panic"), Loss::Revoked);
-    drop(lease);
-
-    // From one who is followed by another.
-    let lease = others.lock("job").lock().await.expect("a lease");
-    let lost = tokio::spawn(within(LONG, lease.lost()));
-    assert!(leases.force_unlock("job", "test").await.expect("an answer"));
-    let next = leases.lock("job").lock().await.expect("a lease");
-    assert!(next.fence() > lease.fence());
-    assert_eq!(lost.await.expect("no panic"), Loss::Revoked);
-    drop(lease);
-    next.check().expect("the loser's drop took nothing away");
 
     // From a Java client; but never something that is not a lock.
     lock_by_hand(&server, "java", Duration::from_secs(30));
@@ -739,31 +574,6 @@ async fn bad_name_in_a_batch_spoils_no_other() {
     assert_eq!(server.command(&["HLEN", &fence_key("job:40")]).int(), 1);
     assert!(!exists(&server, "job:30") && !exists(&server, "job:40"));
     drop(first.await.expect("no panic").expect("a lease"));
-}
-
-#[tokio::test]
-async fn fences_grow_from_what_is_remembered_even_ahead_of_the_clock() {
-    let server = Server::start();
-    // A grant reserves one fencing token only.
-    let builder = LeaseManager::builder().max_local_handoffs(0);
-    let leases = connect_with(&server, builder).await;
-    let fence = fence_key("job");
-    server.command(&["SET", &fence, "8000000000000000"]);
-    // One that is ahead of the clock is odd.
-    for expected in (8_000_000_000_000_001..8_000_000_000_000_006_i64).step_by(2) {
-        let lease = leases.lock("job").lock().await.expect("a lease");
-        assert_eq!(fence_of(&lease), expected);
-        assert_eq!(server.command(&["GET", &fence]).text(), expected.to_string());
-        lease.unlock().await.expect("a release");
-    }
-    // What cannot grow is refused before anything is written, and stays as it is.
-    for stuck in ["9007199254740993", "inf", "nan", "0x", "somebody's", ""] {
-        server.command(&["SET", &fence, stuck, "EX", "1000"]);
-        let error = leases.lock("job").lock().await.expect_err("no fencing token");
-        assert_eq!(error.kind(), ErrorKind::WrongType, "{stuck:?}: {error}");
-        assert_eq!(server.command(&["GET", &fence]).text(), stuck);
-        assert!(pttl(&server, &fence) < 1_000_001 && !exists(&server, "job"), "{stuck:?}");
-    }
 }
 
 /// What acquires have in common is sent once; here it changes from one to the next.

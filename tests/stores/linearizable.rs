@@ -369,31 +369,9 @@ fn renewal_that_revives_and_a_count_not_set_are_refused() {
 
 #[test]
 fn acquire_without_an_answer_may_have_run_or_not() {
-    for told in [Ok(20), Err(())] {
-        let mut history = one_by_one(&[Op::Acquire(1, None), Op::Acquire(2, Some(told))]);
+    for answer in [Ok(20), Err(())] {
+        let mut history = one_by_one(&[Op::Acquire(1, None), Op::Acquire(2, Some(answer))]);
         history[0].returned = None;
         assert!(is_linearizable(&history), "{answer:?}");
     }
-}
-
-/// Real histories, each with one answer changed.
-#[test]
-fn history_of_memory_with_one_fence_changed_is_refused() {
-    let histories = runtime().block_on(async {
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        rounds(store, |_| {}).await
-    });
-    let mut changed = 0;
-    for mut history in histories {
-        let last = history.iter_mut().rev().find_map(|record| match &mut record.op {
-            Op::Acquire(_, Some(Ok(fence))) => Some(fence),
-            _ => None,
-        });
-        if let Some(fence) = last {
-            *fence = 0;
-            changed += 1;
-            assert!(!is_linearizable(&history), "{history:#?}");
-        }
-    }
-    assert!(changed > 0);
 }

@@ -271,7 +271,7 @@ async fn authentication_of_another_scheme_is_refused() {
 
 /// The server closes the connection without a word, so the error is that of a server out of reach.
 #[tokio::test]
-async fn connection_limit_is_told_when_a_server_opens_no_session() {
+async fn connection_limit_is_named_when_a_server_opens_no_session() {
     let server = ZooKeeper::start_with("maxClientCnxns=1");
     let look = Look::at(&server.hosts()).await;
     let error = connect(&server.url()).await.expect_err("it is refused");

@@ -865,7 +865,7 @@ mod tests {
     //! | a hold is handed off to a waiter that was woken just before | `hold_waits_for_a_waiter_that_was_woken_just_before`; `life::waiter_just_woken_finds_its_hold_at_the_next_check_in` |
     //! | a hold is offered to a waiter that is not polled, and taken back | `hold_that_is_not_accepted_in_time_is_returned`; `engine::unpolled::hold_handed_to_a_future_that_nobody_polls_is_taken_back` |
     //! | a hold that was offered ends before its waiter accepts it | `hold_that_ends_on_its_way_is_returned`; `engine::wait::waiter_handed_a_hold_lost_on_the_way_keeps_its_place` |
-    //! | a turn is offered to a waiter that is not polled | `turn_not_taken_up_goes_on_and_its_waiter_keeps_its_place`; `engine::unpolled::turn_of_a_future_nobody_polls_goes_to_the_next_in_line` |
+    //! | a turn is offered to a waiter that is not polled | `turn_not_taken_up_goes_on_and_its_waiter_keeps_its_place`; `engine::unpolled::futures_nobody_polls_keep_those_behind_no_longer_than_one` |
     //! | a turn is offered to a waiter that was dropped | `turn_of_a_waiter_that_goes_is_offered_to_the_next` |
     //! | a turn is reclaimed from a call that asks | `turn_that_is_overdue_is_reclaimed` |
     //! | a turn that was reclaimed ends | `turn_that_was_reclaimed_ends_without_effect` |

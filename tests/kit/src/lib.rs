@@ -8,6 +8,7 @@
 #![allow(clippy::new_without_default)]
 
 pub mod beliefs;
+pub mod delegate;
 #[cfg(target_os = "linux")]
 pub mod fault;
 pub mod frame;

@@ -102,9 +102,10 @@ impl Quorum {
                 || move || tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background"),
             );
             nodes[index] = Some(PendingNode::start(
-                (opener, abilities),
+                opener,
+                abilities,
                 clock.clone(),
-                (index, open_nodes.clone()),
+                Position { index, open_nodes: open_nodes.clone() },
             ));
         }
         Self::new(nodes.into_iter().flatten().collect())
@@ -113,6 +114,12 @@ impl Quorum {
 
 /// The nodes that are open, by their position. Locked while one is admitted, so that two are not admitted at once.
 type OpenNodes = Arc<AsyncMutex<Vec<Option<Weak<dyn Store>>>>>;
+
+/// The position of a node among those that are open.
+struct Position {
+    index: usize,
+    open_nodes: OpenNodes,
+}
 
 fn downgrade(node: &Option<Arc<dyn Store>>) -> Option<Weak<dyn Store>> {
     node.as_ref().map(Arc::downgrade)
@@ -184,9 +191,10 @@ struct PendingNode {
 
 impl PendingNode {
     fn start(
-        (opener, capabilities): (NodeOpener, Capabilities),
+        opener: NodeOpener,
+        capabilities: Capabilities,
         clock: Clock,
-        position: (usize, OpenNodes),
+        position: Position,
     ) -> Arc<dyn Store> {
         let (store, refused, reconnects) = Default::default();
         let pending = Arc::new(Self { store, refused, clock, capabilities, reconnects });
@@ -208,19 +216,16 @@ impl PendingNode {
 }
 
 /// Admits a node that has been opened, unless another node is the same server.
-async fn admit(
-    (store, id): (&Arc<dyn Store>, Option<String>),
-    (index, open_nodes): &(usize, OpenNodes),
-) -> Result<()> {
-    let mut open_nodes = open_nodes.lock().await;
+async fn admit(store: &Arc<dyn Store>, id: Option<String>, position: &Position) -> Result<()> {
+    let mut open_nodes = position.open_nodes.lock().await;
     for (other, node) in open_nodes.iter().enumerate() {
         let Some(node) = node.as_ref().and_then(Weak::upgrade) else { continue };
         // A node that does not answer now is another server, since this one does.
         if id.is_some() && node.uptime(QUERY_LIMIT).await.is_ok_and(|other| other.server == id) {
-            return Err(same_server_error(other, *index));
+            return Err(same_server_error(other, position.index));
         }
     }
-    open_nodes[*index] = Some(Arc::downgrade(store));
+    open_nodes[position.index] = Some(Arc::downgrade(store));
     Ok(())
 }
 
@@ -236,11 +241,7 @@ fn refuse(pending: &Weak<PendingNode>, error: Error, reported: &mut bool) {
 }
 
 /// Tries until the node is open, then forwards its reconnects.
-async fn open_in_background(
-    pending: Weak<PendingNode>,
-    opener: NodeOpener,
-    position: (usize, OpenNodes),
-) {
+async fn open_in_background(pending: Weak<PendingNode>, opener: NodeOpener, position: Position) {
     let mut warned = false;
     let store = loop {
         sleep(RETRY).await;
@@ -248,7 +249,7 @@ async fn open_in_background(
             return;
         }
         match open(&opener).await {
-            Ok((store, id)) => match admit((&store, id), &position).await {
+            Ok((store, id)) => match admit(&store, id, &position).await {
                 Ok(()) => break store,
                 Err(error) => {
                     store.close(QUERY_LIMIT).await;
@@ -450,8 +451,8 @@ mod tests {
     }
 
     /// The only node.
-    fn alone() -> OpenNodes {
-        Arc::new(AsyncMutex::new(vec![None]))
+    fn alone() -> Position {
+        Position { index: 0, open_nodes: Arc::new(AsyncMutex::new(vec![None])) }
     }
 
     async fn open_all(servers: &[Server]) -> Result<Quorum> {
@@ -569,9 +570,10 @@ mod tests {
     async fn node_that_is_down_answers_errors_and_then_as_the_node() {
         let server = Server::new(Some(ErrorKind::Unavailable));
         let node = PendingNode::start(
-            (server.opener(), Capabilities::default()),
+            server.opener(),
+            Capabilities::default(),
             server.store.clock(),
-            (0, alone()),
+            alone(),
         );
         let target = Target::exclusive(Name::new("job").unwrap());
         let inspect = || Inspect::new(target.clone(), T);
@@ -620,9 +622,10 @@ mod tests {
     async fn store_without_a_quorum_is_not_opened_any_more() {
         let server = Server::new(Some(ErrorKind::Unavailable));
         let node = PendingNode::start(
-            (server.opener(), Capabilities::default()),
+            server.opener(),
+            Capabilities::default(),
             server.store.clock(),
-            (0, alone()),
+            alone(),
         );
         sleep(RETRY * 2 + RETRY / 2).await;
         assert_eq!(server.tries(), 2);

@@ -1,6 +1,6 @@
 //! The holds of one handle on the quorum, and their holder ids at the nodes.
 
-use super::node::node_modes::Sides;
+use super::node_modes::NodeModes;
 use crate::clock::Instant;
 use crate::store::{HolderId, Mode};
 use crate::util::sync::Mutex;
@@ -21,29 +21,29 @@ pub(super) struct Held {
     pub(super) until: Instant,
     /// Whether its release was begun. Then its holder id must not be sent again to make a key.
     pub(super) releasing: bool,
-    pub(super) places: Places,
+    pub(super) key_nodes: KeyNodes,
     pub(super) mode: Mode,
     /// What is known of each node, once the mode was changed.
-    pub(super) sides: Option<Sides>,
+    pub(super) node_modes: Option<NodeModes>,
 }
 
 impl Held {
     /// Returns whether a node that has it counts.
     pub(super) fn counts(&self, node: usize) -> bool {
-        self.mode != Mode::Write || self.sides.is_none_or(|sides| sides.writes(node))
+        self.mode != Mode::Write || self.node_modes.is_none_or(|node_modes| node_modes.writes(node))
     }
 
     /// Returns whether a node may have it in another mode, and can be set right.
     pub(super) fn strays(&self, node: usize) -> bool {
-        self.sides.is_some_and(|sides| sides.strays(node, self.mode))
+        self.node_modes.is_some_and(|node_modes| node_modes.strays(node, self.mode))
     }
 }
 
 /// The nodes that may have the key of a hold, or may still get it.
 #[derive(Clone, Default)]
-pub(super) struct Places(Arc<AtomicU16>);
+pub(super) struct KeyNodes(Arc<AtomicU16>);
 
-impl Places {
+impl KeyNodes {
     pub(super) fn all() -> Self {
         Self(Arc::new(AtomicU16::new(u16::MAX)))
     }
@@ -135,9 +135,9 @@ mod tests {
     use crate::clock::Clock;
 
     fn held(holder: HolderId, until: Instant) -> Held {
-        let (ttl, places) = (Duration::from_secs(1), Places::default());
-        let (mode, sides) = (Mode::Exclusive, None);
-        Held { holder, count: 1, ttl, until, releasing: false, places, mode, sides }
+        let (ttl, key_nodes) = (Duration::from_secs(1), KeyNodes::default());
+        let (mode, node_modes) = (Mode::Exclusive, None);
+        Held { holder, count: 1, ttl, until, releasing: false, key_nodes, mode, node_modes }
     }
 
     #[test]

@@ -8,36 +8,33 @@ use crate::store::{HolderInfo, Inspect, Inspection, Mode, Store, StoreFuture};
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-impl Inner {
-    pub(super) async fn inspect(self: &Arc<Self>, request: Inspect) -> Result<Inspection> {
-        self.require(request.target.mode)?;
-        let limit = request.timeout;
-        let tally = self.query_all(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
-            let request = request.clone();
-            Box::pin(async move {
-                let inspection = store.inspect(request).await?;
-                let waiting = inspection.waiting;
-                Ok((at_node(inspection), waiting))
-            })
-        });
-        let tally = tally.await;
-        let mut found: Vec<&HolderInfo> =
-            tally.verdicts().flat_map(|(holders, _)| holders).collect();
-        found.sort_by(|one, other| one.holder.cmp(&other.holder));
-        let majority = tally.majority();
-        let same = || found.chunk_by(|one, other| one.holder == other.holder);
-        let holders: Vec<_> = same().filter_map(|same| of_majority(same, majority)).collect();
-        let votes = tally.votes(|(holders, _)| !holders.is_empty());
-        let silent = votes.failed + votes.pending;
-        let most = same().map(<[_]>::len).max().unwrap_or(0);
-        // No holder has a majority, whatever the silent nodes have.
-        if !holders.is_empty() || most + silent < majority {
-            // A waiter is subscribed at every node that it reaches.
-            let waiting = tally.verdicts().filter_map(|(_, waiting)| *waiting).max();
-            return Ok(Inspection::new(holders).with_waiting(waiting));
-        }
-        Err(no_majority(&tally))
+pub(super) async fn inspect(inner: &Arc<Inner>, request: Inspect) -> Result<Inspection> {
+    inner.require(request.target.mode)?;
+    let limit = request.timeout;
+    let tally = inner.query_all(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+        let request = request.clone();
+        Box::pin(async move {
+            let inspection = store.inspect(request).await?;
+            let waiting = inspection.waiting;
+            Ok((at_node(inspection), waiting))
+        })
+    });
+    let tally = tally.await;
+    let mut found: Vec<&HolderInfo> = tally.verdicts().flat_map(|(holders, _)| holders).collect();
+    found.sort_by(|one, other| one.holder.cmp(&other.holder));
+    let majority = tally.majority();
+    let same = || found.chunk_by(|one, other| one.holder == other.holder);
+    let holders: Vec<_> = same().filter_map(|same| of_majority(same, majority)).collect();
+    let votes = tally.votes(|(holders, _)| !holders.is_empty());
+    let silent = votes.failed + votes.pending;
+    let most = same().map(<[_]>::len).max().unwrap_or(0);
+    // No holder has a majority, whatever the silent nodes have.
+    if !holders.is_empty() || most + silent < majority {
+        // A waiter is subscribed at every node that it reaches.
+        let waiting = tally.verdicts().filter_map(|(_, waiting)| *waiting).max();
+        return Ok(Inspection::new(holders).with_waiting(waiting));
     }
+    Err(no_majority(&tally))
 }
 
 fn no_majority(tally: &Tally<(Vec<HolderInfo>, Option<u64>)>) -> crate::error::Error {

@@ -8,6 +8,7 @@ mod holds;
 mod inspect;
 mod metadata;
 mod node;
+mod node_modes;
 mod notes;
 mod release;
 mod renew;
@@ -21,8 +22,9 @@ use super::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
     Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed,
     Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, steal_by_force,
+    usable,
 };
-use crate::clock::Clock;
+use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use async_trait::async_trait;
 use holds::Holds;
@@ -135,6 +137,11 @@ fn node_limit(timeout: Duration) -> Duration {
     (timeout / 2).max(SHORTEST_LIMIT).min(timeout)
 }
 
+/// Returns whether too little of the time to live is left for a grant to be of use.
+fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
+    usable(ttl).saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
+}
+
 /// Counts as a task at work for as long as it lives.
 struct TaskGuard(Arc<Inner>);
 
@@ -186,30 +193,19 @@ impl Inner {
         tally
     }
 
-    /// Queries all nodes by calls that borrow their store.
+    /// Queries all nodes.
     async fn query_all<T: Send + 'static>(
         self: &Arc<Self>,
         limit: Duration,
-        call: impl AsyncCall<T> + 'static,
+        call: impl Fn(Arc<dyn Store>) -> StoreFuture<T> + Send + Sync + 'static,
     ) -> Tally<T> {
         let call = Arc::new(call);
         let mut tally = self.ask(|node, answers| {
             let call = Arc::clone(&call);
-            async move { answers.send(node.index, call.call(Arc::clone(&node.store)).await) }
+            async move { answers.send(node.index, call(Arc::clone(&node.store)).await) }
         });
         tally.collect(limit, |_| false).await;
         tally
-    }
-}
-
-/// A call on a store that borrows it.
-trait AsyncCall<T>: Send + Sync {
-    fn call(&self, store: Arc<dyn Store>) -> StoreFuture<T>;
-}
-
-impl<T, F: Fn(Arc<dyn Store>) -> StoreFuture<T> + Send + Sync> AsyncCall<T> for F {
-    fn call(&self, store: Arc<dyn Store>) -> StoreFuture<T> {
-        self(store)
     }
 }
 
@@ -236,7 +232,7 @@ impl Store for Quorum {
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         let inner = Arc::clone(&self.inner);
         match request.split_steal() {
-            (request, None) => inner.acquire(request),
+            (request, None) => acquire::acquire(inner, request),
             // It releases by force and acquires, each by a majority: another may come between.
             (request, Some(steal)) => {
                 let store = Self { inner };
@@ -256,8 +252,8 @@ impl Store for Quorum {
     fn release(&self, request: Release) -> StoreFuture<Released> {
         let inner = Arc::clone(&self.inner);
         match (request.ends, request.target.mode) {
-            (Ends::Hold, _) => Box::pin(inner.release(request)),
-            (Ends::Arrival, Mode::Write) => Box::pin(inner.release_arrival(request)),
+            (Ends::Hold, _) => Box::pin(release::release(inner, request)),
+            (Ends::Arrival, Mode::Write) => Box::pin(release::release_arrival(inner, request)),
             (Ends::Arrival, Mode::Exclusive) => {
                 Box::pin(ready(request.require_hold().map(|()| Released::done(0))))
             }
@@ -275,8 +271,9 @@ impl Store for Quorum {
 
     fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         let size = self.capabilities().renewal_batch;
-        let renew =
-            |batch| -> StoreFuture<Renewed> { Box::pin(Arc::clone(&self.inner).renew(batch)) };
+        let renew = |batch| -> StoreFuture<Renewed> {
+            Box::pin(renew::renew(Arc::clone(&self.inner), batch))
+        };
         RenewCall::divide(batch, size, |_| 0, renew)
     }
 
@@ -286,25 +283,26 @@ impl Store for Quorum {
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         match request.about {
-            About::Holders => self.inner.inspect(request).await,
+            About::Holders => inspect::inspect(&self.inner, request).await,
             // Majorities would disagree about the first.
             About::Line => Err(request.unsupported()),
             About::Note(holder) => {
-                Ok(Inspection::default().with_note(self.inner.note(request, holder).await?))
+                Ok(Inspection::default()
+                    .with_note(notes::note(&self.inner, request, holder).await?))
             }
         }
     }
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
-        self.inner.annotate(request).await
+        metadata::annotate(&self.inner, request).await
     }
 
     async fn describe(&self, request: Describe) -> Result<()> {
-        self.inner.describe(request).await
+        metadata::describe(&self.inner, request).await
     }
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
-        self.inner.owners(request).await
+        metadata::owners(&self.inner, request).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
@@ -332,11 +330,11 @@ impl Store for Quorum {
     }
 
     async fn want(&self, request: Want) -> Result<bool> {
-        self.inner.want(request).await
+        notes::want(&self.inner, request).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {
-        self.inner.inbox(manager)
+        notes::inbox(&self.inner, manager)
     }
 
     fn guard_key(&self, _: &Name) -> Option<String> {

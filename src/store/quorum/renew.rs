@@ -9,38 +9,36 @@ use crate::util::trace;
 use std::sync::Arc;
 use tracing::Level;
 
-impl Inner {
-    pub(super) async fn renew(self: Arc<Self>, batch: RenewBatch) -> Result<Renewed> {
-        batch.items.iter().try_for_each(|item| self.require(item.target.mode))?;
-        let limit = node_limit(batch.timeout);
-        let holders: Vec<HolderId> =
-            batch.items.iter().map(|item| self.holds.holder_of(item.holder)).collect();
-        let sent = self.clock.now();
-        let (decision, ballot) = Ballot::new(sent);
-        let mut tally = self.ask(|node, answers| {
-            let asked = (Arc::clone(&self.holds), batch.clone(), holders.clone());
-            node.renew(asked, limit, ballot.clone(), answers)
-        });
-        let majority = tally.majority();
-        let clear = |tally: &Tally<_>| {
-            (0..batch.items.len()).all(|item| {
-                let (renewed, lost) = count(tally, item);
-                renewed >= majority || lost >= majority
-            })
-        };
-        tally.collect(batch.timeout, clear).await;
-        let verdicts: Vec<Result<Option<Absence>>> =
-            (0..batch.items.len()).map(|item| verdict(&tally, item, majority)).collect();
-        let renewed: Arc<[bool]> = verdicts.iter().map(|v| matches!(v, Ok(None))).collect();
-        for (item, renewed) in batch.items.iter().zip(renewed.iter()) {
-            if *renewed {
-                let until = sent + batch.ttl_of(item);
-                self.holds.update(item.holder, |held| held.until = held.until.max(until));
-            }
+pub(super) async fn renew(inner: Arc<Inner>, batch: RenewBatch) -> Result<Renewed> {
+    batch.items.iter().try_for_each(|item| inner.require(item.target.mode))?;
+    let limit = node_limit(batch.timeout);
+    let holders: Vec<HolderId> =
+        batch.items.iter().map(|item| inner.holds.holder_of(item.holder)).collect();
+    let sent = inner.clock.now();
+    let (decision, ballot) = Ballot::new(sent);
+    let mut tally = inner.ask(|node, answers| {
+        let holds = Arc::clone(&inner.holds);
+        node.renew(holds, batch.clone(), holders.clone(), limit, ballot.clone(), answers)
+    });
+    let majority = tally.majority();
+    let clear = |tally: &Tally<_>| {
+        (0..batch.items.len()).all(|item| {
+            let (renewed, lost) = count(tally, item);
+            renewed >= majority || lost >= majority
+        })
+    };
+    tally.collect(batch.timeout, clear).await;
+    let verdicts: Vec<Result<Option<Absence>>> =
+        (0..batch.items.len()).map(|item| verdict(&tally, item, majority)).collect();
+    let renewed: Arc<[bool]> = verdicts.iter().map(|v| matches!(v, Ok(None))).collect();
+    for (item, renewed) in batch.items.iter().zip(renewed.iter()) {
+        if *renewed {
+            let until = sent + batch.ttl_of(item);
+            inner.holds.update(item.holder, |held| held.until = held.until.max(until));
         }
-        decision.send_replace(Some(renewed));
-        Ok(Renewed::new(sent, verdicts))
     }
+    decision.send_replace(Some(renewed));
+    Ok(Renewed::new(sent, verdicts))
 }
 
 type Verdicts = Vec<Result<Option<Absence>>>;

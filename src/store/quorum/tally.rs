@@ -113,6 +113,21 @@ pub(super) fn absence(
     }
 }
 
+pub(super) fn granted(verdict: &Acquired) -> bool {
+    matches!(verdict, Acquired::Granted { .. })
+}
+
+/// Returns when a majority of the nodes may be free, as far as is known.
+pub(super) fn remaining(tally: &Tally<Acquired>) -> Option<Duration> {
+    let left = |verdict: &Acquired| match verdict {
+        Acquired::Held { remaining, .. } => *remaining,
+        _ => Some(Duration::ZERO),
+    };
+    let mut times: Vec<Duration> = tally.verdicts().filter_map(left).collect();
+    times.sort();
+    times.get(tally.majority() - 1).or(times.last()).copied()
+}
+
 pub(super) fn describe_acquired(verdict: &Acquired) -> &'static str {
     match verdict {
         Acquired::Granted { .. } => "granted",
@@ -168,13 +183,13 @@ impl NoMajority {
 
     /// Returns the kind of error of a majority, or `Unavailable` if none has the same kind.
     fn kind(&self) -> ErrorKind {
-        let kinds = self.verdicts.iter().filter_map(|verdict| match verdict {
+        let failures = self.verdicts.iter().filter_map(|verdict| match verdict {
             NodeVerdict::Failed(error) => Some(error.kind()),
             _ => None,
         });
-        let kinds: Vec<ErrorKind> = kinds.collect();
-        let of = |kind: &ErrorKind| kinds.iter().filter(|other| *other == kind).count();
-        let agreed = kinds.iter().find(|kind| of(kind) >= majority(self.verdicts.len()));
+        let failures: Vec<ErrorKind> = failures.collect();
+        let of = |kind: &ErrorKind| failures.iter().filter(|other| *other == kind).count();
+        let agreed = failures.iter().find(|kind| of(kind) >= majority(self.verdicts.len()));
         agreed.copied().unwrap_or(ErrorKind::Unavailable)
     }
 
@@ -215,7 +230,8 @@ impl std::error::Error for NoMajority {}
 
 impl From<NoMajority> for Error {
     fn from(none: NoMajority) -> Self {
-        let (kind, fate) = (none.kind(), none.fate());
+        let kind = none.kind();
+        let fate = none.fate();
         let for_all_names = none.is_for_all_names();
         let error = Error::new(kind, none.to_string()).with_fate(fate).with_source(none);
         if for_all_names { error.for_all_names() } else { error }
@@ -225,6 +241,29 @@ impl From<NoMajority> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
+
+    #[test]
+    fn majority_may_be_free_when_the_fastest_are() {
+        let held = |seconds| Ok(Acquired::held(Some(Duration::from_secs(seconds))));
+        let here = Clock::system().now();
+        let granted = || Ok(Acquired::granted(here, None));
+        let undying = || Ok(Acquired::held(None));
+        let lost = || Err(Error::new(ErrorKind::Unavailable, "out of order"));
+        for (answers, expected) in [
+            (vec![Some(held(9)), Some(held(5)), Some(granted())], Some(5)),
+            (vec![Some(held(9)), Some(held(5)), Some(held(7))], Some(7)),
+            (vec![Some(held(9)), Some(granted()), Some(granted())], Some(0)),
+            // Of those that answered, the last.
+            (vec![Some(held(9)), Some(lost()), None], Some(9)),
+            (vec![Some(held(9)), Some(undying()), None], Some(9)),
+            (vec![Some(lost()), None, None], None),
+        ] {
+            let (mut tally, _) = Tally::new(3);
+            tally.answers = answers;
+            assert_eq!(remaining(&tally), expected.map(Duration::from_secs), "{:?}", tally.answers);
+        }
+    }
 
     #[test]
     fn node_that_has_not_answered_may_be_with_somebody_else() {

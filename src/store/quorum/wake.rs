@@ -27,7 +27,8 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Opti
     let timeout = request.timeout;
     listen(nodes, timeout, move |node| {
         let holder = request.holder.map(|holder| node.holder_id(holder));
-        let (request, store) = (Wait { holder, ..request.clone() }, Arc::clone(&node.store));
+        let request = Wait { holder, ..request.clone() };
+        let store = Arc::clone(&node.store);
         Box::pin(async move { store.subscribe(request).await })
     })
     .await
@@ -45,8 +46,10 @@ pub(super) async fn listen(
     let mut listeners = JoinSet::new();
     listeners.spawn(gather(messages, tally.majority(), signal.clone()));
     for node in nodes {
-        let (node, heard) = (Arc::clone(node), heard.clone());
-        let (answers, subscribe) = (answers.clone(), subscribe.clone());
+        let node = Arc::clone(node);
+        let heard = heard.clone();
+        let answers = answers.clone();
+        let subscribe = subscribe.clone();
         listeners.spawn(async move {
             loop {
                 let subscription = subscribe(&node).await;
@@ -123,7 +126,8 @@ impl Reconnects {
         *listeners = JoinSet::new();
         let changed = Arc::new(Notify::new());
         for reconnected in reconnected {
-            let (signal, changed) = (self.signal.clone(), Arc::clone(&changed));
+            let signal = self.signal.clone();
+            let changed = Arc::clone(&changed);
             listeners.spawn(async move {
                 loop {
                     reconnected.recv().await;

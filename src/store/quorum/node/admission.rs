@@ -15,7 +15,7 @@ const MOST: usize = 1024;
 /// relies on. A node that answers nothing for half the time limit of a request gets no more than [`MOST`] of them, so what
 /// this process keeps for it is bounded however long that lasts. Those that are open show when it answers again.
 #[derive(Default)]
-pub(in crate::store::quorum) struct Load(Mutex<State>);
+pub(in crate::store::quorum) struct Admission(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -25,7 +25,7 @@ struct State {
 }
 
 /// Counts as an open acquire for as long as it lives.
-pub(super) struct Permit(Arc<Load>);
+pub(super) struct Permit(Arc<Admission>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
@@ -33,7 +33,7 @@ impl Drop for Permit {
     }
 }
 
-impl Load {
+impl Admission {
     /// Admits an acquire, unless the node [refuses](Self::refuses) it.
     pub(super) fn admit(self: &Arc<Self>, now: Instant, limit: Duration) -> Option<Permit> {
         let mut state = self.0.lock();
@@ -96,34 +96,34 @@ mod tests {
 
     #[test]
     fn silent_node_has_a_bounded_number_of_acquires() {
-        let (load, start) = (Arc::new(Load::default()), Clock::system().now());
-        let admit = |now| load.admit(now, LIMIT);
+        let (admission, start) = (Arc::new(Admission::default()), Clock::system().now());
+        let admit = |now| admission.admit(now, LIMIT);
         let mut open: Vec<Permit> = (0..MOST + 1).map(|_| admit(start).unwrap()).collect();
-        load.sent(start);
-        load.sent(start + LIMIT / 4);
+        admission.sent(start);
+        admission.sent(start + LIMIT / 4);
         let later = start + LIMIT / 2;
         let soon = start + (LIMIT / 2 - Duration::from_nanos(1));
         assert!(admit(soon).is_some(), "it may still answer");
         assert!(admit(later).is_none());
         open.truncate(MOST - 1);
         open.push(admit(later).expect("one of many is over"));
-        assert!(load.refuses(later, LIMIT));
-        load.answered(&Err::<(), _>(refused()));
-        assert!(load.refuses(later, LIMIT));
+        assert!(admission.refuses(later, LIMIT));
+        admission.answered(&Err::<(), _>(refused()));
+        assert!(admission.refuses(later, LIMIT));
         for answer in [Ok(()), Err(Error::invalid("it says no"))] {
-            load.sent(start);
-            assert!(load.refuses(later, LIMIT));
-            load.answered(&answer);
-            assert!(!load.refuses(later, LIMIT));
+            admission.sent(start);
+            assert!(admission.refuses(later, LIMIT));
+            admission.answered(&answer);
+            assert!(!admission.refuses(later, LIMIT));
         }
     }
 
     #[test]
     fn silence_is_forgotten_when_nothing_is_open() {
-        let (load, start) = (Arc::new(Load::default()), Clock::system().now());
-        drop(load.admit(start, LIMIT));
-        load.sent(start);
-        let open: Vec<_> = (0..MOST + 1).map(|_| load.admit(start + LIMIT, LIMIT)).collect();
+        let (admission, start) = (Arc::new(Admission::default()), Clock::system().now());
+        drop(admission.admit(start, LIMIT));
+        admission.sent(start);
+        let open: Vec<_> = (0..MOST + 1).map(|_| admission.admit(start + LIMIT, LIMIT)).collect();
         assert!(open.iter().all(Option::is_some));
     }
 }

@@ -5,15 +5,16 @@
 //! it. For a read-write lock it is one request of each holder at a time.
 
 pub(super) mod admission;
-mod asked;
-pub(super) mod node_modes;
+mod coalesce;
+pub(super) mod convert;
 pub(super) mod queue;
 mod repair;
 pub(super) mod same_server;
-mod sweep;
+pub(super) mod sweep;
 mod voters;
 
-use super::holds::{Holds, Places};
+use super::holds::{Holds, KeyNodes};
+use super::node_modes::{either, stray};
 use super::tally::Answers;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
@@ -22,13 +23,14 @@ use crate::store::{
     Store, Uptime,
 };
 use crate::util::sync::Mutex;
-use admission::{Load, Permit, refused};
-use asked::Asked;
-use node_modes::{either, stray};
+use admission::{Admission, Permit, refused};
+use coalesce::Coalesced;
 use queue::{NameQueues, bounded, timed_out};
+use repair::{Repair, heal, set_right};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use sweep::sweep;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -41,8 +43,8 @@ pub(super) struct Node {
     pub(super) store: Arc<dyn Store>,
     pub(super) clock: Clock,
     pub(super) queues: Arc<NameQueues>,
-    pub(super) load: Arc<Load>,
-    uptimes: Asked<Reported>,
+    pub(super) admission: Arc<Admission>,
+    uptimes: Coalesced<Reported>,
     pub(super) closing: CancellationToken,
     /// Whether it did not answer the last acquire. Then the next one does not wait long for it.
     silent: AtomicBool,
@@ -91,11 +93,11 @@ impl Node {
         clock: Clock,
         closing: CancellationToken,
     ) -> Self {
-        let load = Arc::default();
-        let queues = NameQueues::new(Arc::clone(&store), clock.clone(), Arc::clone(&load));
+        let admission = Arc::default();
+        let queues = NameQueues::new(Arc::clone(&store), clock.clone(), Arc::clone(&admission));
         let queues = Arc::new(queues);
         let (uptimes, silent, server) = Default::default();
-        Self { index, store, clock, queues, load, uptimes, closing, silent, server }
+        Self { index, store, clock, queues, admission, uptimes, closing, silent, server }
     }
 
     /// Returns the holder id of a hold at this node. Each node has its own, so that a server behind the addresses of two
@@ -109,27 +111,29 @@ impl Node {
     }
 
     fn refuses(&self, limit: Duration) -> bool {
-        self.load.refuses(self.clock.now(), limit)
+        self.admission.refuses(self.clock.now(), limit)
     }
 
     /// Acquires a name here. Releases it unless the decision is to keep it.
     pub(super) async fn acquire(
         self: Arc<Self>,
         request: Acquire,
-        (ballot, places, counts): (Ballot<bool>, Places, bool),
+        ballot: Ballot<bool>,
+        key_nodes: KeyNodes,
+        counts: bool,
         answers: Answers<Acquired>,
     ) {
         let limit = request.timeout;
-        match self.load.admit(self.clock.now(), limit) {
+        match self.admission.admit(self.clock.now(), limit) {
             Some(permit) => {
-                self.ask(&request, ballot, (places, permit, counts), answers).await;
+                self.ask(&request, ballot, key_nodes, permit, counts, answers).await;
             }
             None => {
                 self.silent.store(true, Ordering::Relaxed);
                 answers.send(self.index, Err(refused()));
             }
         }
-        self.sweep(limit).await;
+        sweep(&self, limit).await;
     }
 
     /// Acquires a name here when its turn comes, unless the decision was made by then.
@@ -137,10 +141,14 @@ impl Node {
         &self,
         request: &Acquire,
         mut ballot: Ballot<bool>,
-        (places, permit, counts): (Places, Permit, bool),
+        key_nodes: KeyNodes,
+        permit: Permit,
+        counts: bool,
         answers: Answers<Acquired>,
     ) {
-        let (target, holder, limit) = (&request.target, request.holder, request.timeout);
+        let target = &request.target;
+        let holder = request.holder;
+        let limit = request.timeout;
         let mut head = self.queues.head(target, holder).await;
         if ballot.is_over() {
             return;
@@ -156,7 +164,7 @@ impl Node {
         let (verdict, late) = head.acquire(request).await;
         head.answered(holder, &verdict);
         if head.find(holder).is_some() {
-            places.add(self.index);
+            key_nodes.add(self.index);
         }
         let vote = match verdict {
             Ok(Acquired::Granted { .. }) if !counts => Err(stray()),
@@ -176,7 +184,7 @@ impl Node {
         if ballot.decided().await == Some(true) {
             head.keep(holder);
         } else if !self.refuses(limit) {
-            let _ = head.release((holder, target.mode), limit).await;
+            let _ = head.release(holder, target.mode, limit).await;
         }
         drop(head);
         // A call that does not keep its time limit is given up in the end. Its holder id is swept.
@@ -186,7 +194,7 @@ impl Node {
             let mut head = self.queues.head(target, holder).await;
             head.answered(holder, &verdict);
             match head.find(holder).map(|orphan| orphan.owed) {
-                Some(true) => _ = head.release((holder, target.mode), limit).await,
+                Some(true) => _ = head.release(holder, target.mode, limit).await,
                 Some(false) => head.keep(holder),
                 None => {}
             }
@@ -206,14 +214,18 @@ impl Node {
     pub(super) async fn release(
         self: Arc<Self>,
         request: Release,
-        owed: Option<(Instant, Places)>,
+        owed: Option<(Instant, KeyNodes)>,
         answers: Answers<Released>,
     ) {
-        let (mode, holder, limit) = (request.target.mode, request.holder, request.timeout);
+        let mode = request.target.mode;
+        let holder = request.holder;
+        let limit = request.timeout;
         let mut head = self.queues.head(&request.target, holder).await;
         let is_hold = owed.is_some();
         match owed {
-            Some((_, places)) if !places.contain(self.index) && head.find(holder).is_none() => {
+            Some((_, key_nodes))
+                if !key_nodes.contain(self.index) && head.find(holder).is_none() =>
+            {
                 // It never got there.
                 return answers.send(self.index, Ok(Released::NotYours(Absence::Gone)));
             }
@@ -227,19 +239,21 @@ impl Node {
         if self.refuses(limit) {
             answers.send(self.index, Err(refused()));
         } else {
-            answers.send(self.index, head.release((holder, mode), limit).await);
+            answers.send(self.index, head.release(holder, mode, limit).await);
             if !is_hold {
                 head.flush(limit).await;
             }
         }
         drop(head);
-        self.sweep(limit).await;
+        sweep(&self, limit).await;
     }
 
     /// Renews the holds that are here. Makes those again that are gone here, but that a majority has.
     pub(super) async fn renew(
         self: Arc<Self>,
-        (holds, batch, holders): (Arc<Holds>, RenewBatch, Vec<HolderId>),
+        holds: Arc<Holds>,
+        batch: RenewBatch,
+        holders: Vec<HolderId>,
         limit: Duration,
         mut ballot: Ballot<Arc<[bool]>>,
         answers: Answers<Vec<Result<Option<Absence>>>>,
@@ -252,15 +266,15 @@ impl Node {
         }
         let (verdict, late) = bounded(limit, RenewCall::join(self.store.renew(asked))).await;
         if let Ok(Renewed { verdicts, .. }) = &verdict {
-            verdicts.iter().for_each(|verdict| self.load.answered(verdict));
+            verdicts.iter().for_each(|verdict| self.admission.answered(verdict));
         }
-        let verdicts = self.renewal_votes(verdict, (&holds, &batch), &ballot, limit).await;
+        let verdicts = self.renewal_votes(verdict, &holds, &batch, &ballot, limit).await;
         answers.send(self.index, verdicts.clone());
         let verdicts = match late {
             // This is too late for the vote, but not for making keys again.
             Some(call) => {
                 let verdict = bounded(limit, call).await.0;
-                self.renewal_votes(verdict, (&holds, &batch), &ballot, limit).await
+                self.renewal_votes(verdict, &holds, &batch, &ballot, limit).await
             }
             None => verdicts,
         };
@@ -269,21 +283,27 @@ impl Node {
         let mut repairs = JoinSet::new();
         for ((item, verdict), renewed) in batch.items.into_iter().zip(verdicts).zip(renewed.iter())
         {
-            let hold = (item.target, item.holder, item.ttl.unwrap_or(batch.ttl));
+            let repair = Repair {
+                holds: Arc::clone(&holds),
+                outer: item.holder,
+                ttl: item.ttl.unwrap_or(batch.ttl),
+                target: item.target,
+                limit,
+            };
             match verdict {
                 Ok(Some(Absence::Gone | Absence::Stolen | Absence::Forced)) if *renewed => {
-                    repairs.spawn(Arc::clone(&self).heal(Arc::clone(&holds), hold, limit));
+                    repairs.spawn(heal(Arc::clone(&self), repair));
                 }
                 Ok(Some(_)) => {}
                 // It is here.
-                verdict if is_shared(hold.0.mode) && has_run(&verdict) => {
-                    repairs.spawn(Arc::clone(&self).set_right(Arc::clone(&holds), hold, limit));
+                verdict if is_shared(repair.target.mode) && has_run(&verdict) => {
+                    repairs.spawn(set_right(Arc::clone(&self), repair));
                 }
                 _ => {}
             }
         }
         while repairs.join_next().await.is_some() {}
-        self.sweep(limit).await;
+        sweep(&self, limit).await;
     }
 
     /// Returns the verdicts of this node. Renewals count only if its uptime is sufficient, those of a writer only if it is
@@ -291,7 +311,8 @@ impl Node {
     async fn renewal_votes<T: Clone>(
         &self,
         verdict: Result<Renewed>,
-        (holds, batch): (&Holds, &RenewBatch),
+        holds: &Holds,
+        batch: &RenewBatch,
         ballot: &Ballot<T>,
         limit: Duration,
     ) -> Result<Vec<Result<Option<Absence>>>> {
@@ -323,7 +344,9 @@ impl Node {
                 Ok(None) => uptime.clone(),
                 Ok(Some(_)) if shared(index) => {
                     holds.update(batch.items[index].holder, |hold| {
-                        hold.sides.iter_mut().for_each(|sides| sides.forget(self.index));
+                        hold.node_modes
+                            .iter_mut()
+                            .for_each(|node_modes| node_modes.forget(self.index));
                     });
                     Ok(())
                 }

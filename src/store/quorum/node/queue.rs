@@ -4,11 +4,11 @@
 //! side. Were they in one queue, of which each waits for its decision at the head, two of them could wait for each other at
 //! two nodes.
 
-use super::admission::{Load, Permit};
-use super::node_modes::either;
+use super::admission::{Admission, Permit};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
+use crate::store::quorum::node_modes::either;
 use crate::store::{
     Acquire, Acquired, HolderId, Keep, Mode, Name, Release, Released, Store, StoreFuture, Target,
 };
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 pub(in crate::store::quorum) struct NameQueues {
     store: Arc<dyn Store>,
     clock: Clock,
-    load: Arc<Load>,
+    admission: Arc<Admission>,
     queues: Mutex<Queues>,
 }
 
@@ -99,9 +99,9 @@ impl NameQueues {
     pub(in crate::store::quorum) fn new(
         store: Arc<dyn Store>,
         clock: Clock,
-        load: Arc<Load>,
+        admission: Arc<Admission>,
     ) -> Self {
-        Self { store, clock, load, queues: Mutex::default() }
+        Self { store, clock, admission, queues: Mutex::default() }
     }
 
     /// Waits until no other request for the name is under way; of a read-write lock, no other of this holder.
@@ -197,7 +197,7 @@ impl Sweeping {
     /// under way.
     pub(super) fn owed(&self, limit: Duration) -> Vec<(Name, Lane)> {
         let now = self.queues.clock.now();
-        let is_silent = self.queues.load.is_silent(now, limit);
+        let is_silent = self.queues.admission.is_silent(now, limit);
         let mut owed = Vec::new();
         self.queues.lock().by_name.retain(|name, lanes| {
             lanes.retain(|lane, queue| {
@@ -278,12 +278,16 @@ impl QueueHead {
                 (orphan.owed, orphan.mode) = (true, mode);
                 orphan.until = orphan.until.max(until);
             }
-            None => {
-                let (unanswered, owed, ttl, permit) = (0, true, Duration::ZERO, None);
-                let keep = None;
-                let orphan = Orphan { holder, mode, unanswered, owed, until, ttl, permit, keep };
-                self.orphans().push(orphan);
-            }
+            None => self.orphans().push(Orphan {
+                holder,
+                mode,
+                unanswered: 0,
+                owed: true,
+                until,
+                ttl: Duration::ZERO,
+                permit: None,
+                keep: None,
+            }),
         }
     }
 
@@ -323,11 +327,10 @@ impl QueueHead {
         &self,
         request: &Acquire,
     ) -> (Result<Acquired>, Option<StoreFuture<Acquired>>) {
-        let NameQueues { store, clock, load, .. } = &*self.queues;
-        load.sent(clock.now());
-        let (limit, call) = (request.timeout, store.acquire(request.clone()));
-        let (verdict, late) = bounded(limit, call).await;
-        load.answered(&verdict);
+        let NameQueues { store, clock, admission, .. } = &*self.queues;
+        admission.sent(clock.now());
+        let (verdict, late) = bounded(request.timeout, store.acquire(request.clone())).await;
+        admission.answered(&verdict);
         (verdict, late)
     }
 
@@ -356,16 +359,17 @@ impl QueueHead {
     /// Releases a holder id once. It stays an orphan if it may still be at the node, or arrive there later.
     pub(in crate::store::quorum) async fn release(
         &mut self,
-        (holder, mode): (HolderId, Mode),
+        holder: HolderId,
+        mode: Mode,
         limit: Duration,
     ) -> Result<Released> {
         let target = Target::new(self.name.clone(), either(mode));
         let keep = self.find(holder).and_then(|orphan| orphan.keep);
         let request = Release::new(target, holder, 0, limit).with_keep(keep);
-        let NameQueues { store, clock, load, .. } = &*self.queues;
-        load.sent(clock.now());
+        let NameQueues { store, clock, admission, .. } = &*self.queues;
+        admission.sent(clock.now());
         let verdict = bounded(limit, store.release(request)).await.0;
-        load.answered(&verdict);
+        admission.answered(&verdict);
         let unanswered = self.find(holder).map_or(0, |orphan| orphan.unanswered);
         let over = match &verdict {
             // With several acquires in flight, it is unknown which of them the release undid.
@@ -382,13 +386,13 @@ impl QueueHead {
     /// Releases all holder ids that must be released, before the name is acquired again. Returns whether the node answered.
     pub(super) async fn flush(&mut self, limit: Duration) -> bool {
         let now = self.queues.clock.now();
-        let is_silent = self.queues.load.is_silent(now, limit);
+        let is_silent = self.queues.admission.is_silent(now, limit);
         self.orphans().retain_mut(|orphan| orphan.remains(now, is_silent));
         let owed = self.orphans().iter().filter(|left| left.owed);
         let owed: Vec<(HolderId, Mode)> = owed.map(|left| (left.holder, left.mode)).collect();
         let mut answered = true;
-        for left in owed {
-            let verdict = self.release(left, limit).await;
+        for (holder, mode) in owed {
+            let verdict = self.release(holder, mode, limit).await;
             answered &= !verdict.is_err_and(|error| error.is_unavailable());
         }
         answered
@@ -529,7 +533,7 @@ mod tests {
             if there {
                 take(&queues, &job, holder(1)).await;
             }
-            let released = head.release((holder(1), Mode::Exclusive), T).await;
+            let released = head.release(holder(1), Mode::Exclusive, T).await;
             assert_eq!(matches!(released, Ok(Released::Done { .. })), there, "{released:?}");
             assert_eq!(head.find(holder(1)).is_none(), over, "{sent} sent, there: {there}");
             head.forget(holder(1));
@@ -623,7 +627,7 @@ mod tests {
             assert!(!flush().await);
             let mut head = queues.head(&read, holder(1)).await;
             assert_eq!(head.find(holder(1)).is_none(), released, "{left:?}, then {asked:?}");
-            head.release((holder(1), left), T).await.unwrap();
+            head.release(holder(1), left, T).await.unwrap();
         }
     }
 }

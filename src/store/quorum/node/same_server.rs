@@ -16,14 +16,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::Level;
 
-impl Node {
-    fn server(&self) -> Option<String> {
-        self.server.lock().clone()
-    }
-
-    fn is_same_server(&self, other: &Self) -> bool {
-        self.index != other.index && self.server().is_some_and(|id| other.server() == Some(id))
-    }
+fn is_same_server(one: &Node, other: &Node) -> bool {
+    let server = |node: &Node| node.server.lock().clone();
+    one.index != other.index && server(one).is_some_and(|id| server(other) == Some(id))
 }
 
 /// Requests the server ids of all nodes, and logs those that are the same.
@@ -37,8 +32,9 @@ pub(in crate::store::quorum) async fn find_shared_servers(nodes: &[Arc<Node>]) {
     }
     while asked.join_next().await.is_some() {}
     for (at, node) in nodes.iter().enumerate() {
-        for other in nodes[..at].iter().filter(|other| other.is_same_server(node)) {
-            let (first, second) = (other.index + 1, node.index + 1);
+        for other in nodes[..at].iter().filter(|other| is_same_server(other, node)) {
+            let first = other.index + 1;
+            let second = node.index + 1;
             trace::later(Level::ERROR, || {
                 move || {
                     tracing::error!(
@@ -60,7 +56,7 @@ pub(in crate::store::quorum) fn abstain(nodes: &[Arc<Node>], tally: &mut Tally<A
     let granted: Vec<_> = nodes.iter().filter(granted).collect();
     for node in nodes {
         if matches!(answer(tally, node), Some(Acquired::Held { .. }))
-            && let Some(twin) = granted.iter().find(|other| other.is_same_server(node))
+            && let Some(twin) = granted.iter().find(|other| is_same_server(other, node))
         {
             tally.answers[node.index] = Some(Err(twin_error(twin.index, Fate::NotExecuted)));
         }

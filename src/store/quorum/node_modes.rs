@@ -22,7 +22,7 @@ impl Nodes {
 
 /// The mode that each node has a hold in, as far as it is known.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::store::quorum) struct Sides {
+pub(super) struct NodeModes {
     readers: Nodes,
     writers: Nodes,
     /// The nodes at which a request without an answer may still make it a reader, or the writer.
@@ -32,16 +32,16 @@ pub(in crate::store::quorum) struct Sides {
 
 /// A change of the mode at one node, between its request and its answer.
 #[derive(Clone, Copy)]
-pub(in crate::store::quorum) struct Change {
+pub(super) struct Change {
     node: usize,
     mode: Mode,
     /// Whether an earlier request for the same may still run.
     is_repeated: bool,
 }
 
-impl Sides {
+impl NodeModes {
     /// Records that a change is about to be sent. Returns `None` if it must not be sent.
-    pub(in crate::store::quorum) fn begin(&mut self, node: usize, mode: Mode) -> Option<Change> {
+    pub(super) fn begin(&mut self, node: usize, mode: Mode) -> Option<Change> {
         let writes = mode == Mode::Write;
         if writes && self.may_read.contain(node) {
             // Its answer would not last.
@@ -55,7 +55,7 @@ impl Sides {
     }
 
     /// Records the answer to a change.
-    pub(in crate::store::quorum) fn end(&mut self, change: Change, verdict: &Result<Acquired>) {
+    pub(super) fn end(&mut self, change: Change, verdict: &Result<Acquired>) {
         let Change { node, mode, is_repeated } = change;
         let writes = mode == Mode::Write;
         if !is_repeated && !verdict.as_ref().is_err_and(|error| error.fate() != Fate::NotExecuted) {
@@ -82,12 +82,12 @@ impl Sides {
     }
 
     /// Returns whether a node counts for the writer.
-    pub(in crate::store::quorum) fn writes(&self, node: usize) -> bool {
+    pub(super) fn writes(&self, node: usize) -> bool {
         self.writers.contain(node) && !self.may_read.contain(node)
     }
 
     /// Returns whether a node may have a hold of this mode in the other one, and can be set right.
-    pub(in crate::store::quorum) fn strays(&self, node: usize, mode: Mode) -> bool {
+    pub(super) fn strays(&self, node: usize, mode: Mode) -> bool {
         match mode {
             Mode::Write => !self.writers.contain(node) && !self.may_read.contain(node),
             _ => !self.readers.contain(node) || self.may_write.contain(node),
@@ -96,13 +96,13 @@ impl Sides {
 }
 
 /// Returns the vote of a node that may have the writer as a reader.
-pub(in crate::store::quorum) fn stray() -> Error {
+pub(super) fn stray() -> Error {
     let message = "it may have the holder as a reader only";
     Error::new(ErrorKind::Unavailable, message).with_fate(Fate::Executed)
 }
 
 /// Returns the error of a change that was not sent.
-pub(in crate::store::quorum) fn unsettled() -> Error {
+pub(super) fn unsettled() -> Error {
     let message = "not asked, because an earlier request without an answer may still make the holder a reader";
     Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted)
 }
@@ -130,10 +130,10 @@ mod tests {
         Ok(Acquired::granted(Clock::system().now(), None))
     }
 
-    fn change(sides: &mut Sides, mode: Mode, verdict: Result<Acquired>) -> bool {
-        match sides.begin(3, mode) {
+    fn change(node_modes: &mut NodeModes, mode: Mode, verdict: Result<Acquired>) -> bool {
+        match node_modes.begin(3, mode) {
             Some(change) => {
-                sides.end(change, &verdict);
+                node_modes.end(change, &verdict);
                 true
             }
             None => false,
@@ -149,16 +149,16 @@ mod tests {
             (lost(Fate::NotExecuted), false),
             (lost(Fate::Unknown), false),
         ] {
-            let mut sides = Sides::default();
-            assert!(change(&mut sides, Mode::Write, verdict.clone()));
-            assert_eq!(sides.writes(3), writes, "{verdict:?}");
-            assert_eq!(sides.strays(3, Mode::Write), !writes);
-            assert!(!sides.writes(2), "another node");
+            let mut node_modes = NodeModes::default();
+            assert!(change(&mut node_modes, Mode::Write, verdict.clone()));
+            assert_eq!(node_modes.writes(3), writes, "{verdict:?}");
+            assert_eq!(node_modes.strays(3, Mode::Write), !writes);
+            assert!(!node_modes.writes(2), "another node");
             // A late grant harms no writer.
-            assert!(change(&mut sides, Mode::Write, granted()));
-            assert!(sides.writes(3));
-            sides.forget(3);
-            assert!(!sides.writes(3));
+            assert!(change(&mut node_modes, Mode::Write, granted()));
+            assert!(node_modes.writes(3));
+            node_modes.forget(3);
+            assert!(!node_modes.writes(3));
         }
     }
 
@@ -170,31 +170,31 @@ mod tests {
             (lost(Fate::NotExecuted), false),
             (lost(Fate::Unknown), true),
         ] {
-            let mut sides = Sides::default();
-            change(&mut sides, Mode::Write, granted());
-            change(&mut sides, Mode::Read, verdict.clone());
+            let mut node_modes = NodeModes::default();
+            change(&mut node_modes, Mode::Write, granted());
+            change(&mut node_modes, Mode::Read, verdict.clone());
             // The first request is still on its way.
-            change(&mut sides, Mode::Read, granted());
-            assert_eq!(change(&mut sides, Mode::Write, granted()), !late, "{verdict:?}");
-            assert_eq!(sides.writes(3), !late, "{verdict:?}");
-            sides.made_writer(3);
-            assert_eq!(sides.writes(3), !late, "{verdict:?}");
+            change(&mut node_modes, Mode::Read, granted());
+            assert_eq!(change(&mut node_modes, Mode::Write, granted()), !late, "{verdict:?}");
+            assert_eq!(node_modes.writes(3), !late, "{verdict:?}");
+            node_modes.made_writer(3);
+            assert_eq!(node_modes.writes(3), !late, "{verdict:?}");
         }
     }
 
     #[test]
     fn reader_is_set_right_while_it_may_be_the_writer() {
-        let mut sides = Sides::default();
-        change(&mut sides, Mode::Write, lost(Fate::Unknown));
+        let mut node_modes = NodeModes::default();
+        change(&mut node_modes, Mode::Write, lost(Fate::Unknown));
         for _ in 0..2 {
-            assert!(sides.strays(3, Mode::Read));
+            assert!(node_modes.strays(3, Mode::Read));
             // The change may run after this.
-            change(&mut sides, Mode::Read, granted());
+            change(&mut node_modes, Mode::Read, granted());
         }
-        let mut sides = Sides::default();
-        change(&mut sides, Mode::Write, granted());
-        assert!(sides.strays(3, Mode::Read));
-        change(&mut sides, Mode::Read, granted());
-        assert!(!sides.strays(3, Mode::Read));
+        let mut node_modes = NodeModes::default();
+        change(&mut node_modes, Mode::Write, granted());
+        assert!(node_modes.strays(3, Mode::Read));
+        change(&mut node_modes, Mode::Read, granted());
+        assert!(!node_modes.strays(3, Mode::Read));
     }
 }

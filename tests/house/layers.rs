@@ -113,7 +113,7 @@ fn files_do_not_name_what_others_hide() {
         ("store/zookeeper/session/liveness.rs", &["zookeeper_client"]),
         ("store/zookeeper/tree/names.rs", &["zookeeper_client"]),
         ("store/zookeeper/lock/recipe.rs", &["zookeeper_client"]),
-        ("store/zookeeper/tree/holds.rs", &["zookeeper_client"]),
+        ("store/zookeeper/lock/holds.rs", &["zookeeper_client"]),
         ("store/redis/mod.rs", &["fred::"]),
         ("store/redis/scripts/keys.rs", &["fred"]),
         ("store/redis/send/batch.rs", &["fred"]),

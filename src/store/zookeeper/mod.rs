@@ -3,7 +3,7 @@
 //! Each name has a directory of ephemeral sequential nodes, its queue. The first node holds a lock, and each waiter watches
 //! the node before its own. One session serves all leases of a manager.
 //!
-//! The guide has the promises and the costs. `lock/queue.rs` explains who has a name, `session/liveness.rs` for how
+//! The guide has the promises and the costs. `tree/queue.rs` explains who has a name, `session/liveness.rs` for how
 //! long a lease is valid, `lock/acquire.rs` how a name is acquired, `lock/convert.rs` how a reader becomes the writer,
 //! `lock/waiter.rs` how a waiter waits, `session/mod.rs` and `session/link.rs` how a session outlives its connections.
 
@@ -23,8 +23,10 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
+use lock::holds::Holds;
 use lock::recipe::Recipe;
 use lock::waiter::Waiter;
+use lock::{acquire, inspect, metadata, renew};
 use session::errors::{in_time, no_session};
 use session::sessions::Sessions;
 use std::fmt;
@@ -35,7 +37,6 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
-use tree::holds::Holds;
 use tree::names::Role;
 
 /// The most leases of one renewal.
@@ -118,13 +119,15 @@ impl ZooKeeperStore {
 
     /// Connects on the current runtime.
     pub(crate) async fn open(address: Address, clock: Clock) -> Result<Self> {
-        let (names, longest) = (address.names.clone(), address.lease_time());
+        let names = address.names.clone();
+        let longest = address.lease_time();
         let attempt = (address.session / 8).max(Duration::from_millis(250));
         let reconnects = Signal::new();
         let sessions = Sessions::start(address, clock.clone(), reconnects.clone()).await?;
         let closed = sessions.closed.clone();
         let holds = Arc::new(Holds::new(clock.clone(), longest));
-        let (expiring, in_names) = (Arc::clone(&holds), names.clone());
+        let expiring = Arc::clone(&holds);
+        let in_names = names.clone();
         tokio::spawn(async move {
             tokio::select! {
                 () = expiring.expire(&in_names) => {}
@@ -163,15 +166,18 @@ impl ZooKeeperStore {
 
     /// Has an observer woken when the description of the holder may have changed.
     fn observe(&self, name: Name) -> Result<Option<Wakeups>> {
-        self.recipe.check_session()?;
+        self.recipe.sessions.current().map_err(|_| no_session())?;
         let Some(busy) = self.busy.lock().clone() else { return Err(no_session()) };
-        let (recipe, closed) = (Arc::clone(&self.recipe), self.recipe.sessions.closed.clone());
-        let (signal, attempt) = (Signal::new(), self.attempt);
-        let (heard, left) = (signal.clone(), CancellationToken::new());
+        let recipe = Arc::clone(&self.recipe);
+        let closed = self.recipe.sessions.closed.clone();
+        let signal = Signal::new();
+        let attempt = self.attempt;
+        let heard = signal.clone();
+        let left = CancellationToken::new();
         let watching = left.clone();
         self.runtime.spawn(async move {
             tokio::select! {
-                () = recipe.observe(&name, &heard, attempt) => {}
+                () = metadata::observe(&recipe, &name, &heard, attempt) => {}
                 () = watching.cancelled() => {}
                 () = closed.cancelled() => {}
             }
@@ -213,9 +219,9 @@ impl Store for ZooKeeperStore {
         let (request, steal) = request.split_steal();
         self.run(|recipe| async move {
             match steal {
-                None => recipe.acquire(request).await,
+                None => acquire::acquire(&recipe, request).await,
                 // It deletes the node of the holder and acquires: a waiter may come between.
-                Some(steal) => recipe.steal(request, steal).await,
+                Some(steal) => inspect::steal(&recipe, request, steal).await,
             }
         })
     }
@@ -235,7 +241,7 @@ impl Store for ZooKeeperStore {
 
     fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         let renew = |batch: RenewBatch| -> StoreFuture<Renewed> {
-            self.run(|recipe| async move { recipe.renew(batch).await })
+            self.run(|recipe| async move { renew::renew(&recipe, batch).await })
         };
         RenewCall::divide(batch, BATCH_SIZE, |_| 0, renew)
     }
@@ -254,29 +260,29 @@ impl Store for ZooKeeperStore {
         }
         self.run(move |recipe| async move {
             let limit = recipe.read_limit(request.timeout);
-            in_time(limit, recipe.inspect(&request.target)).await
+            in_time(limit, inspect::inspect(&recipe, &request.target)).await
         })
         .await
     }
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
-        self.run(
-            move |recipe| async move { in_time(request.timeout, recipe.annotate(request)).await },
-        )
+        self.run(move |recipe| async move {
+            in_time(request.timeout, metadata::annotate(&recipe, request)).await
+        })
         .await
     }
 
     async fn describe(&self, request: Describe) -> Result<()> {
-        self.run(
-            move |recipe| async move { in_time(request.timeout, recipe.describe(&request)).await },
-        )
+        self.run(move |recipe| async move {
+            in_time(request.timeout, metadata::describe(&recipe, &request)).await
+        })
         .await
     }
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
         self.run(move |recipe| async move {
             let limit = recipe.read_limit(request.timeout);
-            in_time(limit, recipe.owners(&request)).await
+            in_time(limit, metadata::owners(&recipe, &request)).await
         })
         .await
     }
@@ -284,7 +290,7 @@ impl Store for ZooKeeperStore {
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.run(move |recipe| async move {
             let limit = recipe.read_limit(request.timeout);
-            in_time(limit, recipe.force(&request)).await
+            in_time(limit, inspect::force_release(&recipe, &request)).await
         })
         .await
     }
@@ -305,7 +311,8 @@ impl Store for ZooKeeperStore {
         let waiter = Waiter::new(self.recipe.names.lock(&name), Role::of(mode), self.attempt);
         self.recipe.waiters.lock().entry(name.clone()).or_default().push(Arc::clone(&waiter));
         let kept = WaiterGuard { recipe: Arc::clone(&self.recipe), name, waiter };
-        let (waiter, recipe) = (Arc::clone(&kept.waiter), Arc::clone(&self.recipe));
+        let waiter = Arc::clone(&kept.waiter);
+        let recipe = Arc::clone(&self.recipe);
         self.runtime.spawn(async move {
             waiter.run(&recipe.sessions).await;
             drop(busy);

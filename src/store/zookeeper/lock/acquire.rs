@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! 1. **The queue decides** ([`queue`](super::queue)), by a list that was requested after the node was made.
+//! 1. **The queue decides** ([`Queue`]), by a list that was requested after the node was made.
 //! 2. **A refused acquire leaves at once.** An acquire that is not granted deletes its own node. Only a subscription
 //!    ([`Waiter`](super::waiter::Waiter)) keeps a node in the queue, and the next acquire of this process in the same mode
 //!    takes that over.
@@ -10,17 +10,18 @@
 //! 4. **No grant beside a node that is not leasehold's**, as far as a list shows that was requested with that write, or at
 //!    most [`RECENT`] before it. A node that comes later changes nothing about a hold.
 
-use super::convert::Changed;
-use super::queue::{Place, Queue};
+use super::convert::{Converted, convert};
+use super::holds::OwnNode;
 use super::recipe::Recipe;
+use super::renew::absence;
 use super::size::claim_size;
 use crate::clock::Instant;
 use crate::error::{Error, Fate, Result};
 use crate::store::contract::mode::Kind;
-use crate::store::zookeeper::session::Session;
 use crate::store::zookeeper::session::errors::{in_time, no_session};
-use crate::store::zookeeper::tree::holds::OwnNode;
+use crate::store::zookeeper::session::{Session, nodes};
 use crate::store::zookeeper::tree::names::{NodeOwner, Role, record};
+use crate::store::zookeeper::tree::queue::{Queue, Standing};
 use crate::store::{Acquire, Acquired, Mode};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,36 +29,38 @@ use std::time::Duration;
 /// The age up to which the list in which a waiter was granted need not be repeated.
 const RECENT: Duration = Duration::from_millis(20);
 
-impl Recipe {
-    pub(in crate::store::zookeeper) async fn acquire(&self, request: Acquire) -> Result<Acquired> {
-        if let Mode::Permits { size, take } = request.target.mode
-            && !(1..=size).contains(&take)
-        {
-            return Err(Error::not_so_many(take, size));
-        }
-        request.require_no_line()?;
-        self.check_ttl(request.ttl)?;
-        let (asked, converts) = (self.clock.now(), request.converts);
-        let limit = self.limit(&request);
-        let verdict = in_time(limit, async {
-            let session = self.sessions.fresh(limit).await?;
-            AcquireAttempt { recipe: self, request: &request, session, asked }.run().await
-        });
-        verdict.await.map_err(|error| match self.holds.find(&request.target.name, request.holder) {
-            // The entry of a hold can end while its mode is changed.
-            None if converts => error.with_fate(Fate::Unknown),
-            None => error.with_fate(Fate::NotExecuted),
-            // It was refused halfway, so there may still be a node.
-            Some(own) if !own.granted => error.with_fate(Fate::Unknown),
-            Some(_) => error,
-        })
+pub(in crate::store::zookeeper) async fn acquire(
+    recipe: &Recipe,
+    request: Acquire,
+) -> Result<Acquired> {
+    if let Mode::Permits { size, take } = request.target.mode
+        && !(1..=size).contains(&take)
+    {
+        return Err(Error::not_so_many(take, size));
     }
+    request.require_no_line()?;
+    recipe.check_ttl(request.ttl)?;
+    let asked = recipe.clock.now();
+    let converts = request.converts;
+    let limit = limit(recipe, &request);
+    let verdict = in_time(limit, async {
+        let session = recipe.sessions.fresh(limit).await?;
+        AcquireAttempt { recipe, request: &request, session, asked }.run().await
+    });
+    verdict.await.map_err(|error| match recipe.holds.find(&request.target.name, request.holder) {
+        // The entry of a hold can end while its mode is changed.
+        None if converts => error.with_fate(Fate::Unknown),
+        None => error.with_fate(Fate::NotExecuted),
+        // It was refused halfway, so there may still be a node.
+        Some(own) if !own.granted => error.with_fate(Fate::Unknown),
+        Some(_) => error,
+    })
+}
 
-    /// Returns the time limit of an acquire: two round trips must fit, even to a distant server.
-    fn limit(&self, request: &Acquire) -> Duration {
-        // A change of the mode must not outlive its hold.
-        if request.converts { request.timeout } else { self.read_limit(request.timeout) }
-    }
+/// Returns the time limit of an acquire: two round trips must fit, even to a distant server.
+fn limit(recipe: &Recipe, request: &Acquire) -> Duration {
+    // A change of the mode must not outlive its hold.
+    if request.converts { request.timeout } else { recipe.read_limit(request.timeout) }
 }
 
 /// One acquire in progress.
@@ -84,7 +87,7 @@ impl AcquireAttempt<'_> {
             holds.remove(name, *holder);
         }
         if *converts {
-            return Ok(Acquired::NotYours(self.recipe.absence(target).await));
+            return Ok(Acquired::NotYours(absence(self.recipe, target).await));
         }
         match own {
             Some(own) => self.retry(own).await,
@@ -101,11 +104,11 @@ impl AcquireAttempt<'_> {
         let converts =
             *converts && own.mode != target.mode && target.mode.kind() == Kind::ReadWrite;
         if converts || own.changing {
-            own = match self.recipe.change(self.request, own).await? {
-                Changed::Yes(own) if converts => return self.granted(own).map(Some),
-                Changed::Yes(own) => own,
-                Changed::Refused => return Ok(Some(Acquired::held(None))),
-                Changed::Gone => return Ok(None),
+            own = match convert(self.recipe, self.request, own).await? {
+                Converted::Yes(own) if converts => return self.granted(own).map(Some),
+                Converted::Yes(own) => own,
+                Converted::Refused => return Ok(Some(Acquired::held(None))),
+                Converted::Gone => return Ok(None),
             };
         }
         // A late copy of an earlier request never changes its mode.
@@ -113,7 +116,7 @@ impl AcquireAttempt<'_> {
             return Ok(Some(Acquired::held(None)));
         }
         match &own.path {
-            Some(path) if self.session.write(path, &own.data(*holder, 1)).await? => {
+            Some(path) if nodes::write(&self.session, path, &own.data(*holder, 1)).await? => {
                 self.granted(own).map(Some)
             }
             _ => Ok(None),
@@ -142,7 +145,7 @@ impl AcquireAttempt<'_> {
             changes: 0,
             doubtful: false,
             token: czxid,
-            told: None,
+            description: None,
             fenced: self.request.fencing.is_some() && self.role().kind() != Kind::Semaphore,
             expires: self.recipe.clock.now() + self.request.ttl,
         }
@@ -157,20 +160,20 @@ impl AcquireAttempt<'_> {
         let sent = own.session.confirmed(self.asked);
         let fence = own.fenced.then_some(own.token);
         let expires = self.recipe.clock.now() + *ttl;
-        let known = self.recipe.holds.change(name, *holder, |entry| {
-            let told = entry.told.take();
-            *entry = OwnNode { granted: true, expires, told, ..own };
+        let known = self.recipe.holds.update(name, *holder, |entry| {
+            let description = entry.description.take();
+            *entry = OwnNode { granted: true, expires, description, ..own };
         });
         // Without an entry, this took so long that the entry has expired and its node is deleted.
         if known { Ok(Acquired::granted(sent, fence)) } else { Err(no_session()) }
     }
 
     async fn first_try(&self) -> Result<Acquired> {
-        if let Some(verdict) = self.take_over_waiter().await? {
+        if let Some(verdict) = self.adopt_waiter().await? {
             return Ok(verdict);
         }
         let directory = self.directory();
-        let queue = self.session.children(&directory).await?;
+        let queue = nodes::children(&self.session, &directory).await?;
         let mut admitted = queue.admits(self.role());
         if let (Ok(true), Mode::Permits { size, .. }) = (&admitted, self.request.target.mode)
             && queue.is_empty()
@@ -187,7 +190,7 @@ impl AcquireAttempt<'_> {
     ///
     /// With a new node, the hold would be behind its own waiter forever. The waiter's node cannot be that of the hold from
     /// the start, with the holder id that subscribed: a waiter that goes on after a grant that came too late has another one.
-    async fn take_over_waiter(&self) -> Result<Option<Acquired>> {
+    async fn adopt_waiter(&self) -> Result<Option<Acquired>> {
         let Acquire { target, holder, .. } = self.request;
         let name = &target.name;
         let taken = {
@@ -203,13 +206,18 @@ impl AcquireAttempt<'_> {
         let own =
             OwnNode { session: node.session, ..self.own(Some(node.path.clone()), node.czxid) };
         self.recipe.holds.put(name, *holder, own.clone());
-        let (directory, data) = (self.directory(), record(*holder, 1));
+        let directory = self.directory();
+        let data = record(*holder, 1);
         let age = self.recipe.clock.now().saturating_duration_since(listed);
         let recent = age <= RECENT;
-        let write = own.session.write(&node.path, &data);
+        let write = nodes::write(&own.session, &node.path, &data);
         // A node of a stranger may have come since the list. Both are sent together.
         let list = async {
-            if recent { Ok(None) } else { own.session.children(&directory).await.map(Some) }
+            if recent {
+                Ok(None)
+            } else {
+                nodes::children(&own.session, &directory).await.map(Some)
+            }
         };
         let (written, queue) = tokio::join!(biased; write, list);
         if written? {
@@ -229,15 +237,16 @@ impl AcquireAttempt<'_> {
         let holds = &self.recipe.holds;
         holds.put(name, *holder, OwnNode { doubtful: true, ..self.own(None, 0) });
         let data = record(*holder, 1);
-        let create = self.session.enqueue(directory, (self.role(), self.owner()), &data);
+        let create = nodes::enqueue(&self.session, directory, self.role(), self.owner(), &data);
         // Both are sent together. If the directory was missing, the list is requested again below.
-        let (created, queue) = tokio::join!(biased; create, self.session.children(directory));
+        let (created, queue) =
+            tokio::join!(biased; create, nodes::children(&self.session, directory));
         let (path, czxid) = created?;
         let own = self.own(Some(path), czxid);
-        holds.change(name, *holder, |entry| *entry = own.clone());
+        holds.update(name, *holder, |entry| *entry = own.clone());
         let mut queue = queue?;
         if own.name().is_none_or(|name| queue.get(name).is_none()) {
-            queue = self.session.children(directory).await?;
+            queue = nodes::children(&self.session, directory).await?;
         }
         self.decide(own, queue).await
     }
@@ -245,15 +254,15 @@ impl AcquireAttempt<'_> {
     /// Acquires with the same holder id again, after an answer was lost.
     async fn retry(&self, mut own: OwnNode) -> Result<Acquired> {
         let directory = self.directory();
-        let queue = self.session.synced_children(&directory).await?;
+        let queue = nodes::synced_children(&self.session, &directory).await?;
         if let (Some(path), Some(name)) = (&own.path, own.name())
             && queue.get(name).is_some()
         {
             // A node that was taken over may not have its holder id yet.
-            self.session.write(path, &own.data(self.request.holder, 1)).await?;
+            nodes::write(&self.session, path, &own.data(self.request.holder, 1)).await?;
         } else if let Some(child) = queue.of(self.owner()).next() {
             let path = format!("{directory}/{}", child.name);
-            let Some(czxid) = self.session.has_made(&path).await? else {
+            let Some(czxid) = nodes::has_made(&self.session, &path).await? else {
                 return Err(no_session());
             };
             own = OwnNode { doubtful: true, ..self.own(Some(path), czxid) };
@@ -268,20 +277,20 @@ impl AcquireAttempt<'_> {
     async fn decide(&self, own: OwnNode, queue: Queue) -> Result<Acquired> {
         let Acquire { target, holder, .. } = self.request;
         let name = &target.name;
-        let place = own.name().map_or(Ok(None), |name| queue.place(name));
-        if let Ok(Some(Place::Granted)) = place
+        let standing = own.name().map_or(Ok(None), |name| queue.standing(name));
+        if let Ok(Some(Standing::Granted)) = standing
             && let Some(own) = self.settle(own.clone(), queue).await?
         {
             return self.granted(own);
         }
         if let Some(path) = &own.path {
-            own.session.delete(path).await?;
+            nodes::delete(&own.session, path).await?;
         }
         if own.doubtful {
             self.recipe.sweep(&own.session, name, *holder).await?;
         }
         self.recipe.holds.remove(name, *holder);
-        self.refused(place.map(drop))
+        self.refused(standing.map(drop))
     }
 
     /// Does what a granted node still needs. Returns `None` if it is gone.
@@ -291,7 +300,7 @@ impl AcquireAttempt<'_> {
                 // The one behind may have seen a node that waits.
                 let Some(path) = &own.path else { return Ok(None) };
                 let data = record(self.request.holder, 1);
-                Ok(self.session.write(path, &data).await?.then_some(own))
+                Ok(nodes::write(&self.session, path, &data).await?.then_some(own))
             }
             _ => Ok(Some(own)),
         }

@@ -1,11 +1,11 @@
-//! The recipe of a lock: its queue, and how a name is acquired, renewed, converted and inspected.
+//! The recipe of a lock: the nodes that this process has, and how a name is acquired, renewed, converted and inspected.
 
-mod acquire;
+pub(super) mod acquire;
 mod convert;
-mod inspect;
-mod metadata;
-pub(super) mod queue;
+pub(super) mod holds;
+pub(super) mod inspect;
+pub(super) mod metadata;
 pub(super) mod recipe;
-mod renew;
+pub(super) mod renew;
 mod size;
 pub(super) mod waiter;

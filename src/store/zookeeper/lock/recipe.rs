@@ -7,13 +7,14 @@
 //!    entry expires, its node is deleted. So a request that is dropped, or whose answer is lost, leaves nothing for longer
 //!    than the time to live.
 
+use super::holds::{Holds, OwnNode};
+use super::renew::absence;
 use super::waiter::Waiter;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::zookeeper::session::Session;
 use crate::store::zookeeper::session::errors::in_time;
 use crate::store::zookeeper::session::sessions::Sessions;
-use crate::store::zookeeper::tree::holds::{Holds, OwnNode};
+use crate::store::zookeeper::session::{Session, nodes};
 use crate::store::zookeeper::tree::names::{Names, NodeOwner};
 use crate::store::{HolderId, Keep, Name, Release, Released};
 use crate::util::sync::Mutex;
@@ -69,7 +70,7 @@ impl Recipe {
                 // The watch of the next waiter wakes it.
                 return Ok(Released::done(0));
             }
-            Ok(Released::NotYours(self.absence(&request.target).await))
+            Ok(Released::NotYours(absence(self, &request.target).await))
         })
         .await
     }
@@ -89,7 +90,7 @@ impl Recipe {
         if *count > 0 {
             let own = self.located(name, *holder, own).await?;
             if let (Some(path), true) = (&own.path, own.granted) {
-                there = own.session.write(path, &own.data(*holder, *count)).await?;
+                there = nodes::write(&own.session, path, &own.data(*holder, *count)).await?;
             }
             // A change of the mode may have renamed the node meanwhile.
             if !there && !self.holds.remove_unmoved(name, *holder, Some(&own)) {
@@ -98,7 +99,7 @@ impl Recipe {
             return Ok(there);
         }
         if let Some(path) = &own.path {
-            there = own.session.delete(path).await?;
+            there = nodes::delete(&own.session, path).await?;
         }
         if own.doubtful || own.changing {
             // If this is refused halfway, the node above stays deleted.
@@ -121,7 +122,7 @@ impl Recipe {
             return Ok(own);
         }
         let directory = self.names.lock(name);
-        let queue = own.session.synced_children(&directory).await?;
+        let queue = nodes::synced_children(&own.session, &directory).await?;
         let there = own.name().and_then(|name| queue.get(name));
         let child = there.or_else(|| queue.of(NodeOwner::Acquire(holder)).next());
         let path = child.map(|child| format!("{directory}/{}", child.name));
@@ -134,7 +135,7 @@ impl Recipe {
         name: &Name,
         holder: HolderId,
     ) -> Result<bool> {
-        session.sweep(&self.names.lock(name), NodeOwner::Acquire(holder)).await
+        nodes::sweep(session, &self.names.lock(name), NodeOwner::Acquire(holder)).await
     }
 }
 

@@ -4,8 +4,8 @@
 //! be late, or lost with the directory.
 
 use crate::error::{Error, Result};
-use crate::store::zookeeper::session::Session;
 use crate::store::zookeeper::session::errors::{Found, classify, find};
+use crate::store::zookeeper::session::{Session, nodes};
 use zookeeper_client::Error as ZkError;
 
 /// Sets the size of a semaphore, or returns an error if it has another one.
@@ -14,7 +14,7 @@ pub(super) async fn claim_size(session: &Session, directory: &str, size: u32) ->
     loop {
         let link = session.link().await?;
         let Found::Yes((data, stat)) = find(link.client.get_data(directory)).await? else {
-            if session.make(directory, &text).await? {
+            if nodes::make(session, directory, &text).await? {
                 return Ok(());
             }
             continue;
@@ -46,7 +46,7 @@ pub(super) async fn size_of(session: &Session, directory: &str) -> Result<Option
 /// Forgets the size of a semaphore, if there is one.
 pub(super) async fn forget_size(session: &Session, directory: &str) -> Result<()> {
     if size_of(session, directory).await?.is_some() {
-        session.write(directory, "").await?;
+        nodes::write(session, directory, "").await?;
     }
     Ok(())
 }

@@ -7,10 +7,10 @@
 //! 2. A waiter that leaves, at any moment, leaves no node behind: the task sweeps until it has succeeded or the session
 //!    is over.
 //! 3. At most one node of a waiter stays: after a creation of unknown outcome, all but the first are deleted.
-//! 4. Only one node is watched ([`Place::Behind`]), so a release wakes one waiter, or the readers that it lets in. The first
+//! 4. Only one node is watched ([`Standing::Behind`]), so a release wakes one waiter, or the readers that it lets in. The first
 //!    that waits for permits watches the directory, because any of several nodes may bring them, and is the only one that
 //!    does.
-//! 5. A waiter that was found to be granted stays granted (`queue.rs`). But one that does not take its turn while another
+//! 5. A waiter that was found to be granted stays granted (`tree/queue.rs`). But one that does not take its turn while another
 //!    waits goes to the end of the queue: a future that is not polled delays the others only briefly.
 //! 6. A waiter that waits again after its node was taken over, because the hold came to nothing, gets a new node:
 //!    otherwise nothing would wake it. The new node has another name, so that the waiter does not find the old node and
@@ -18,14 +18,14 @@
 //! 7. A waiter whose node was lost (its session ended, or another client deleted it) goes to the end of the queue. A node
 //!    of an old session may still exist for a while. It does not count, because it ends with that session.
 
-use super::queue::{Place, Queue};
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::Signal;
-use crate::store::zookeeper::session::Session;
 use crate::store::zookeeper::session::errors::{Found, find, in_time, no_session};
 use crate::store::zookeeper::session::sessions::Sessions;
+use crate::store::zookeeper::session::{Session, nodes};
 use crate::store::zookeeper::tree::names::{NodeOwner, Role};
+use crate::store::zookeeper::tree::queue::{Queue, Standing};
 use crate::util::pauses::Pauses;
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -176,19 +176,19 @@ impl Waiter {
                 }
             };
             let listed = session.now();
-            let queue = in_time(self.attempt, session.children(&self.directory)).await?;
-            let Some(place) = queue.place(node.name())? else {
+            let queue = in_time(self.attempt, nodes::children(session, &self.directory)).await?;
+            let Some(standing) = queue.standing(node.name())? else {
                 drop(self.reset());
                 continue;
             };
-            match &place {
-                Place::Granted => {
+            match &standing {
+                Standing::Granted => {
                     self.state.lock().granted = Some(listed);
                     self.signal.set();
                     self.until_turn_missed(session, &node).await?;
                 }
-                Place::Behind(other) => self.until_gone(session, &node, other).await?,
-                Place::Next => self.until_changed(session, &node).await?,
+                Standing::Behind(other) => self.until_gone(session, &node, other).await?,
+                Standing::Next => self.until_changed(session, &node).await?,
             }
         }
     }
@@ -196,23 +196,23 @@ impl Waiter {
     /// Finds the node that an earlier try has made, or makes one.
     async fn find_or_create(&self, session: &Arc<Session>) -> Result<Node> {
         let owner = NodeOwner::Waiter(self.state.lock().id);
-        let queue = in_time(self.attempt, session.synced_children(&self.directory)).await?;
+        let queue = in_time(self.attempt, nodes::synced_children(session, &self.directory)).await?;
         let mut found = None;
         for child in queue.of(owner) {
             let path = format!("{}/{}", self.directory, child.name);
             if found.is_none()
-                && let Some(czxid) = in_time(self.attempt, session.has_made(&path)).await?
+                && let Some(czxid) = in_time(self.attempt, nodes::has_made(session, &path)).await?
             {
                 found = Some((path, czxid));
                 continue;
             }
-            in_time(self.attempt, session.delete(&path)).await?;
+            in_time(self.attempt, nodes::delete(session, &path)).await?;
         }
         let (path, czxid) = match found {
             Some(found) => found,
             None => {
                 queue.admits(self.role)?;
-                let create = session.enqueue(&self.directory, (self.role, owner), "");
+                let create = nodes::enqueue(session, &self.directory, self.role, owner, "");
                 in_time(self.attempt, create).await?
             }
         };
@@ -228,7 +228,7 @@ impl Waiter {
                 // The acquire decides: it keeps the node, or requeues this waiter.
                 return std::future::pending().await;
             }
-            let queue = in_time(self.attempt, session.children(&self.directory)).await;
+            let queue = in_time(self.attempt, nodes::children(session, &self.directory)).await;
             if queue.is_ok_and(|queue| queue.is_followed(node.name()))
                 && let Some(node) = self.give_up_turn()
             {
@@ -236,7 +236,7 @@ impl Waiter {
                     let directory = self.directory.clone();
                     move || tracing::debug!(%directory, "a turn was not taken")
                 });
-                return in_time(self.attempt, session.delete(&node.path)).await.map(drop);
+                return in_time(self.attempt, nodes::delete(session, &node.path)).await.map(drop);
             }
         }
     }
@@ -261,8 +261,9 @@ impl Waiter {
             };
             if counts {
                 // It may have them since the list.
-                let queue = in_time(self.attempt, session.children(&self.directory)).await?;
-                if queue.place(node.name())? != Some(Place::Behind(other.to_owned())) {
+                let queue =
+                    in_time(self.attempt, nodes::children(session, &self.directory)).await?;
+                if queue.standing(node.name())? != Some(Standing::Behind(other.to_owned())) {
                     return Ok(());
                 }
             }
@@ -286,7 +287,7 @@ impl Waiter {
         let Found::Yes((children, watcher)) = in_time(self.attempt, watch).await? else {
             return Ok(());
         };
-        if Queue::new(children).place(node.name())? != Some(Place::Next) {
+        if Queue::new(children).standing(node.name())? != Some(Standing::Next) {
             return Ok(());
         }
         tokio::select! {
@@ -303,7 +304,9 @@ impl Waiter {
         match node {
             Some(node) => {
                 session
-                    .retry_until_done(|| async { session.delete(&node.path).await.map(drop) })
+                    .retry_until_done(|| async {
+                        nodes::delete(session, &node.path).await.map(drop)
+                    })
                     .await;
             }
             // An acquire took it over.
@@ -311,7 +314,8 @@ impl Waiter {
             // A creation may be in flight.
             None => {
                 let owner = NodeOwner::Waiter(id);
-                let sweep = || async { session.sweep(&self.directory, owner).await.map(drop) };
+                let sweep =
+                    || async { nodes::sweep(session, &self.directory, owner).await.map(drop) };
                 session.retry_until_done(sweep).await;
             }
         }

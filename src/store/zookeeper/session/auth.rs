@@ -25,7 +25,8 @@ impl User {
             return Err(invalid("credentials cannot be read"));
         }
         let decoded = |text| decode(text).ok_or_else(|| invalid("credentials cannot be read"));
-        let (user, password) = (decoded(user)?, decoded(password)?);
+        let user = decoded(user)?;
+        let password = decoded(password)?;
         if user.is_empty() || password.is_empty() {
             return Err(invalid("user or password is empty"));
         }

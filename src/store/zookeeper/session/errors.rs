@@ -116,7 +116,7 @@ mod tests {
     use std::error::Error as _;
 
     #[test]
-    fn each_error_of_the_client_has_its_kind_and_fate() {
+    fn errors_of_the_client_are_sorted_with_their_fate() {
         for (error, kind, hint) in [
             (ZkError::NoAuth, ErrorKind::Denied, "Check the user and the password"),
             (ZkError::AuthFailed, ErrorKind::Denied, "requires authentication"),

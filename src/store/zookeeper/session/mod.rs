@@ -12,8 +12,9 @@ mod auth;
 pub(super) mod errors;
 mod link;
 mod liveness;
+pub(super) mod nodes;
+mod session_check;
 pub(super) mod sessions;
-mod ticks;
 
 use super::tree::directories::{self, Directories};
 use crate::clock::{Clock, Instant};
@@ -47,7 +48,7 @@ pub(super) struct Session {
     /// The permissions of the nodes that it makes.
     pub(super) acls: Acls<'static>,
     /// The node that is written to prove the session alive.
-    heartbeat: String,
+    proof: String,
     clock: Clock,
     timeout: Duration,
     liveness: watch::Sender<SessionLiveness>,
@@ -113,7 +114,8 @@ impl Session {
         created: Instant,
         clock: &Clock,
     ) -> Result<Self> {
-        let (client, timeout) = (&link.client, address.session);
+        let client = &link.client;
+        let timeout = address.session;
         check_timeout(timeout, client.session_timeout())?;
         let acls = address.user.as_ref().map_or(Acls::anyone_all(), |_| Acls::creator_all());
         for path in [address.names.locks(), address.names.sessions()] {
@@ -123,17 +125,17 @@ impl Session {
                 client.mkdir(&path, &forever).await.map_err(classify)?;
             }
         }
-        let heartbeat = format!("{}/{}", address.names.sessions(), Uuid::new_v4());
+        let proof = format!("{}/{}", address.names.sessions(), Uuid::new_v4());
         let sent = clock.now();
         let while_alive = CreateMode::Ephemeral.with_acls(acls);
-        client.create(&heartbeat, b"", &while_alive).await.map_err(classify)?;
+        client.create(&proof, b"", &while_alive).await.map_err(classify)?;
         let mut liveness = SessionLiveness::new(timeout, created);
         liveness.acknowledge(sent, clock.now());
         Ok(Self {
             info: client.session().clone(),
             link: watch::Sender::new(None),
             acls,
-            heartbeat,
+            proof,
             clock: clock.clone(),
             timeout,
             liveness: watch::Sender::new(liveness),
@@ -175,7 +177,7 @@ impl Session {
                 }
                 () = self.clock.sleep_until(due) => {}
             }
-            match self.beat(link).await {
+            match self.write_proof(link).await {
                 Ok(Found::Yes(())) => (wanted, failed_at) = (false, None),
                 // Only the end of the session deletes it.
                 Ok(Found::NoNode) => return false,
@@ -190,10 +192,10 @@ impl Session {
         }
     }
 
-    /// Writes to the heartbeat node.
-    async fn beat(&self, link: &Link) -> Result<Found<()>> {
+    /// Writes to the node that proves the session alive.
+    async fn write_proof(&self, link: &Link) -> Result<Found<()>> {
         let sent = self.clock.now();
-        let write = find(link.client.set_data(&self.heartbeat, b"", None));
+        let write = find(link.client.set_data(&self.proof, b"", None));
         if let Found::NoNode = in_time(period(self.timeout), write).await? {
             return Ok(Found::NoNode);
         }
@@ -234,7 +236,8 @@ impl Session {
 
     /// Returns whether the link carries this session with its first timeout.
     fn is_resumed_by(&self, link: &Link) -> bool {
-        let (timeout, given) = (self.timeout, link.client.session_timeout());
+        let timeout = self.timeout;
+        let given = link.client.session_timeout();
         if given != timeout {
             trace::later(Level::WARN, || {
                 let session = format!("{self:?}");

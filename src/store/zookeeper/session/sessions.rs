@@ -3,7 +3,7 @@
 use super::address::Address;
 use super::errors::no_session;
 use super::link::pauses_of_rounds;
-use super::{Session, ticks};
+use super::{Session, session_check};
 use crate::clock::Clock;
 use crate::error::{Error, Fate, Result};
 use crate::store::Signal;
@@ -56,7 +56,8 @@ impl Sessions {
             empty: Arc::default(),
             ended: CancellationToken::new(),
         };
-        let (closed, empty) = (sessions.closed.clone(), Arc::clone(&sessions.empty));
+        let closed = sessions.closed.clone();
+        let empty = Arc::clone(&sessions.empty);
         let last = LastSession { sender, _ended: sessions.ended.clone().drop_guard() };
         let keeper = Keeper { address, clock, reconnects, refusal: Arc::clone(&sessions.refusal) };
         tokio::spawn(async move {
@@ -69,7 +70,7 @@ impl Sessions {
             };
             tokio::select! {
                 // Nothing waits for the second.
-                _ = async { tokio::join!(keep, caught("ticks", ticks::check(&keeper.address))) } => {}
+                _ = async { tokio::join!(keep, caught("session check", session_check::check(&keeper.address))) } => {}
                 () = closed.cancelled() => {}
             }
             if empty.load(Ordering::Acquire)

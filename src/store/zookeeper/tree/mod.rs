@@ -1,6 +1,5 @@
-//! The nodes of the tree: directories, names and holds.
+//! The tree: directories, the names of nodes, and the queue that the nodes of a name are.
 
 pub(super) mod directories;
-pub(super) mod holds;
 pub(super) mod names;
-mod nodes;
+pub(super) mod queue;

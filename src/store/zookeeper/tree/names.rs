@@ -187,6 +187,14 @@ impl Child {
         self.name.split('~').nth(1) == Some(&owner.to_string())
     }
 
+    /// Returns the number of permits of the name, if it is a node of a semaphore.
+    pub(super) fn size(&self) -> Option<u32> {
+        match self.role {
+            Role::Permits { size, .. } => Some(size),
+            Role::Lock | Role::Reader(_) | Role::Writer => None,
+        }
+    }
+
     /// Compares by age. The server's counter wraps around.
     pub(in crate::store::zookeeper) fn order(&self, other: &Self) -> Ordering {
         self.sequence.wrapping_sub(other.sequence).cmp(&0)
@@ -200,8 +208,8 @@ fn is_owner(text: &str) -> bool {
     Uuid::try_parse(id).is_ok() && !number.is_empty() && number.bytes().all(digits)
 }
 
-/// Returns the path of a node that takes the place of another one in the queue.
-pub(in crate::store::zookeeper) fn in_place_of(path: &str, role: Role, owner: NodeOwner) -> String {
+/// Returns the path of a node that replaces another one in the queue.
+pub(in crate::store::zookeeper) fn replacement(path: &str, role: Role, owner: NodeOwner) -> String {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
     let sequence = name.rsplit_once('~').map_or("", |(_, sequence)| sequence);
     format!("{directory}/{}{sequence}", role.prefix(owner))
@@ -264,12 +272,12 @@ mod tests {
     }
 
     #[test]
-    fn node_that_takes_the_place_of_another_has_its_number() {
+    fn node_that_replaces_another_has_its_number() {
         let (holder, waiter) = (HolderId::new(Uuid::nil(), 7), Uuid::nil());
         let owner = NodeOwner::Acquire(holder);
-        let path = in_place_of(&format!("/locks/job/x~{waiter}~-000000005"), Role::Writer, owner);
+        let path = replacement(&format!("/locks/job/x~{waiter}~-000000005"), Role::Writer, owner);
         assert_eq!(path, format!("/locks/job/x~{holder}~-000000005"));
-        let path = in_place_of(&path, Role::Reader(Some(9)), owner);
+        let path = replacement(&path, Role::Reader(Some(9)), owner);
         assert_eq!(path, format!("/locks/job/r9~{holder}~-000000005"));
     }
 

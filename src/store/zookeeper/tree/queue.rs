@@ -4,15 +4,15 @@
 //!
 //! 1. **A node depends on those before it alone.** Numbers only grow, so what a later one does changes nothing for it.
 //! 2. **Granted stays granted.** Nodes before a node only go, or become readers. A reader before it becomes a writer only if
-//!    it is alone in the queue (`convert.rs`).
+//!    it is alone in the queue (`lock/convert.rs`).
 //! 3. **The first node decides the kind of the name**, and the size of a semaphore: a node of another kind or size behind it
 //!    is refused, and goes.
 //! 4. **No grant beside a node that is not leasehold's**, such as one of a Curator lock. Curator's recipes do not respect
 //!    these nodes either: they sort them behind their own, whatever the numbers.
 
+use super::names::{Child, NodeOwner, Role};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::contract::mode::Kind;
-use crate::store::zookeeper::tree::names::{Child, NodeOwner, Role};
 use crate::store::{Absence, Mode};
 
 /// The nodes in the directory of a name.
@@ -24,9 +24,9 @@ pub(in crate::store::zookeeper) struct Queue {
     stranger: Option<String>,
 }
 
-/// The place of a node in its queue.
+/// The standing of a node in its queue.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(in crate::store::zookeeper) enum Standing {
     /// It has the name.
     Granted,
     /// It is behind the node of this name, which it watches.
@@ -71,17 +71,17 @@ impl Queue {
     }
 
     /// Returns whether the node is the only one.
-    pub(super) fn is_only(&self, name: &str) -> bool {
+    pub(in crate::store::zookeeper) fn is_only(&self, name: &str) -> bool {
         self.stranger.is_none() && matches!(&self.nodes[..], [child] if child.name == name)
     }
 
     /// Returns whether another node is behind a node.
-    pub(super) fn is_followed(&self, name: &str) -> bool {
+    pub(in crate::store::zookeeper) fn is_followed(&self, name: &str) -> bool {
         self.position(name).is_some_and(|at| at + 1 < self.nodes.len())
     }
 
     /// Returns an error if there is a node that is not leasehold's: neither kind respects the other, so both could hold.
-    pub(super) fn alone(&self) -> Result<()> {
+    pub(in crate::store::zookeeper) fn alone(&self) -> Result<()> {
         let Some(name) = &self.stranger else { return Ok(()) };
         let message = format!(
             "the directory of this name in ZooKeeper has a node that is not leasehold's, {name:?}: a lock of another kind, \
@@ -91,16 +91,17 @@ impl Queue {
     }
 
     /// Returns whether a new node of this role would be granted, or an error if it may not even wait.
-    pub(super) fn admits(&self, role: Role) -> Result<bool> {
+    pub(in crate::store::zookeeper) fn admits(&self, role: Role) -> Result<bool> {
         self.grants(role, &self.nodes)
     }
 
-    /// Returns the place of a node; `None` if it is not there.
-    pub(super) fn place(&self, name: &str) -> Result<Option<Place>> {
+    /// Returns the standing of a node; `None` if it is not there.
+    pub(in crate::store::zookeeper) fn standing(&self, name: &str) -> Result<Option<Standing>> {
         let Some(at) = self.position(name) else { return self.alone().map(|()| None) };
-        let (role, before) = (self.nodes[at].role, &self.nodes[..at]);
+        let role = self.nodes[at].role;
+        let before = &self.nodes[..at];
         if self.grants(role, before)? {
-            return Ok(Some(Place::Granted));
+            return Ok(Some(Standing::Granted));
         }
         let watched = match role {
             _ if before.iter().any(|child| !child.role.suits(role)) => {
@@ -112,7 +113,7 @@ impl Queue {
             Role::Permits { size, .. } if taken(before) <= u64::from(size) => None,
             Role::Permits { .. } => before.last(),
         };
-        Ok(Some(watched.map_or(Place::Next, |child| Place::Behind(child.name.clone()))))
+        Ok(Some(watched.map_or(Standing::Next, |child| Standing::Behind(child.name.clone()))))
     }
 
     /// Returns whether a node is granted behind others.
@@ -136,7 +137,7 @@ impl Queue {
     }
 
     /// Returns the nodes that have the name, even if their owners do not know yet, or an error if it is of another kind.
-    pub(super) fn holders(&self, kind: Kind) -> Result<&[Child]> {
+    pub(in crate::store::zookeeper) fn holders(&self, kind: Kind) -> Result<&[Child]> {
         let Some(first) = self.nodes.first() else { return self.alone().map(|()| &self.nodes[..]) };
         if first.role.kind() != kind {
             return Err(first.role.kind().wrong_type());
@@ -158,12 +159,12 @@ impl Queue {
     }
 
     /// Returns the number of permits of the name, if it is in use as a semaphore.
-    pub(super) fn size(&self) -> Option<u32> {
+    pub(in crate::store::zookeeper) fn size(&self) -> Option<u32> {
         self.nodes.first()?.size()
     }
 
     /// Returns why a hold of this mode is absent.
-    pub(super) fn absence(&self, mode: Mode) -> Absence {
+    pub(in crate::store::zookeeper) fn absence(&self, mode: Mode) -> Absence {
         let shares = |child: &Child| match mode {
             Mode::Read => matches!(child.role, Role::Reader(_)),
             Mode::Permits { .. } => child.role.kind() == Kind::Semaphore,
@@ -172,15 +173,6 @@ impl Queue {
         match self.stranger.is_none() && self.nodes.iter().all(shares) {
             true => Absence::Gone,
             false => Absence::Taken,
-        }
-    }
-}
-
-impl Child {
-    fn size(&self) -> Option<u32> {
-        match self.role {
-            Role::Permits { size, .. } => Some(size),
-            Role::Lock | Role::Reader(_) | Role::Writer => None,
         }
     }
 }
@@ -205,12 +197,12 @@ mod tests {
         format!("{role}~{}~{number:010}", Uuid::nil())
     }
 
-    fn place(roles: &[&str], number: usize) -> Place {
-        queue(roles).place(&node(roles[number - 1], number)).unwrap().unwrap()
+    fn standing(roles: &[&str], number: usize) -> Standing {
+        queue(roles).standing(&node(roles[number - 1], number)).unwrap().unwrap()
     }
 
     fn refusal(roles: &[&str], number: usize) -> ErrorKind {
-        queue(roles).place(&node(roles[number - 1], number)).unwrap_err().kind()
+        queue(roles).standing(&node(roles[number - 1], number)).unwrap_err().kind()
     }
 
     #[test]
@@ -238,7 +230,7 @@ mod tests {
         ] {
             let queue = Queue::new(vec![own.clone(), other.to_owned()]);
             assert_eq!(queue.nodes.len(), 1);
-            for error in [queue.alone().unwrap_err(), queue.place(&own).unwrap_err()] {
+            for error in [queue.alone().unwrap_err(), queue.standing(&own).unwrap_err()] {
                 assert_eq!(error.kind(), ErrorKind::WrongType);
                 assert!(error.to_string().contains(other), "{error}");
             }
@@ -248,16 +240,19 @@ mod tests {
     #[test]
     fn writer_and_lock_wait_for_all_before_and_watch_the_last() {
         for role in ["x", "h"] {
-            assert_eq!(place(&[role, role], 1), Place::Granted);
-            assert_eq!(place(&[role, role, role], 3), Place::Behind(node(role, 2)));
+            assert_eq!(standing(&[role, role], 1), Standing::Granted);
+            assert_eq!(standing(&[role, role, role], 3), Standing::Behind(node(role, 2)));
         }
-        assert_eq!(place(&["r0", "r5", "x"], 3), Place::Behind(node("r5", 2)));
+        assert_eq!(standing(&["r0", "r5", "x"], 3), Standing::Behind(node("r5", 2)));
     }
 
     #[test]
     fn reader_waits_for_writers_before_it_alone() {
-        assert_eq!(place(&["r0", "r5", "x"], 2), Place::Granted);
-        assert_eq!(place(&["r0", "x", "r0", "x", "r0", "r0"], 6), Place::Behind(node("x", 4)));
+        assert_eq!(standing(&["r0", "r5", "x"], 2), Standing::Granted);
+        assert_eq!(
+            standing(&["r0", "x", "r0", "x", "r0", "r0"], 6),
+            Standing::Behind(node("x", 4))
+        );
         assert!(queue(&["r0", "r7"]).admits(Role::Reader(None)).unwrap());
         assert!(!queue(&["r0", "x"]).admits(Role::Reader(None)).unwrap());
         assert!(!queue(&["r0"]).admits(Role::Writer).unwrap());
@@ -266,28 +261,28 @@ mod tests {
     #[test]
     fn permits_are_served_in_order_whatever_later_ones_want() {
         let roles = ["p2of4", "p1of4", "p3of4", "p1of4"];
-        assert_eq!(place(&roles, 2), Place::Granted);
+        assert_eq!(standing(&roles, 2), Standing::Granted);
         // There is one, but not three.
-        assert_eq!(place(&roles, 3), Place::Next);
-        assert_eq!(place(&roles, 4), Place::Behind(node("p3of4", 3)));
+        assert_eq!(standing(&roles, 3), Standing::Next);
+        assert_eq!(standing(&roles, 4), Standing::Behind(node("p3of4", 3)));
         assert!(!queue(&roles).admits(Role::Permits { size: 4, take: 1 }).unwrap());
         let holders = queue(&roles);
         assert_eq!(holders.holders(Kind::Semaphore).unwrap().len(), 2);
-        assert_eq!(place(&["p1of4", "p3of4"], 2), Place::Granted);
+        assert_eq!(standing(&["p1of4", "p3of4"], 2), Standing::Granted);
         assert_eq!(refusal(&["p1of4", "p1of5"], 2), ErrorKind::Invalid);
-        assert_eq!(place(&["p1of4", "p1of5"], 1), Place::Granted);
+        assert_eq!(standing(&["p1of4", "p1of5"], 1), Standing::Granted);
         // The second will go.
-        assert_eq!(place(&["p1of4", "p1of5", "p1of4"], 3), Place::Behind(node("p1of5", 2)));
-        assert_eq!(place(&["r0", "h", "r0"], 3), Place::Behind(node("h", 2)));
+        assert_eq!(standing(&["p1of4", "p1of5", "p1of4"], 3), Standing::Behind(node("p1of5", 2)));
+        assert_eq!(standing(&["r0", "h", "r0"], 3), Standing::Behind(node("h", 2)));
     }
 
     #[test]
-    fn node_behind_another_kind_is_refused_and_the_first_is_not() {
+    fn node_behind_one_of_another_lock_is_refused_and_the_first_is_not() {
         for [first, second] in
             [["h", "x"], ["h", "p1of2"], ["r0", "h"], ["x", "p1of2"], ["p1of2", "r0"]]
         {
             assert_eq!(refusal(&[first, second], 2), ErrorKind::WrongType, "{first}, {second}");
-            assert_eq!(place(&[first, second], 1), Place::Granted, "{first}, {second}");
+            assert_eq!(standing(&[first, second], 1), Standing::Granted, "{first}, {second}");
             let queue = queue(&[first, second]);
             assert!(queue.admits(Role::parse(second).unwrap()).is_err());
             assert!(queue.holders(Role::parse(second).unwrap().kind()).is_err());

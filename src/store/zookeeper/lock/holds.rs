@@ -4,9 +4,9 @@
 //! node of an entry that is not renewed within its time to live, late by at most a fiftieth of the longest time to live.
 //! If the whole process ends, its session ends too.
 
-use super::names::{Names, NodeOwner, record};
 use crate::clock::{Clock, Instant};
-use crate::store::zookeeper::session::Session;
+use crate::store::zookeeper::session::{Session, nodes};
+use crate::store::zookeeper::tree::names::{Names, NodeOwner, record};
 use crate::store::{HolderId, Mode, Name};
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -34,7 +34,7 @@ pub(in crate::store::zookeeper) struct OwnNode {
     /// The fencing token.
     pub(in crate::store::zookeeper) token: u64,
     /// The description of its holder, as it follows the record in the data of the node.
-    pub(in crate::store::zookeeper) told: Option<Arc<str>>,
+    pub(in crate::store::zookeeper) description: Option<Arc<str>>,
     /// Whether its holder has asked for a fencing token.
     pub(in crate::store::zookeeper) fenced: bool,
     pub(in crate::store::zookeeper) expires: Instant,
@@ -43,7 +43,7 @@ pub(in crate::store::zookeeper) struct OwnNode {
 impl OwnNode {
     /// Returns the data of the node with this hold count.
     pub(in crate::store::zookeeper) fn data(&self, holder: HolderId, count: u32) -> String {
-        record(holder, count) + self.told.as_deref().unwrap_or_default()
+        record(holder, count) + self.description.as_deref().unwrap_or_default()
     }
 
     /// Returns the name of the node, without its directory.
@@ -109,7 +109,7 @@ impl Holds {
     }
 
     /// Changes an entry, if it still exists. Returns whether it does.
-    pub(in crate::store::zookeeper) fn change(
+    pub(in crate::store::zookeeper) fn update(
         &self,
         name: &Name,
         holder: HolderId,
@@ -164,7 +164,7 @@ impl Holds {
     pub(in crate::store::zookeeper) async fn expire(&self, names: &Names) {
         loop {
             let now = self.clock.now();
-            for ((name, holder), own) in self.take_expired(now) {
+            for ((name, holder), own) in self.remove_expired(now) {
                 let directory = names.lock(&name);
                 trace::later(Level::DEBUG, || {
                     move || tracing::debug!(name = name.as_str(), "not renewed; deleted")
@@ -182,8 +182,8 @@ impl Holds {
         }
     }
 
-    /// Takes the expired entries, in one pass over all.
-    fn take_expired(&self, now: Instant) -> Vec<(Key, OwnNode)> {
+    /// Removes and returns the expired entries, in one pass over all.
+    fn remove_expired(&self, now: Instant) -> Vec<(Key, OwnNode)> {
         let mut entries = self.entries.lock();
         let mut due = Instant::MAX;
         let expired = entries.own.extract_if(|_, own| {
@@ -202,10 +202,10 @@ impl Holds {
 async fn delete_node(own: &OwnNode, directory: &str, holder: HolderId) {
     let delete = || async move {
         if let Some(path) = &own.path {
-            own.session.delete(path).await?;
+            nodes::delete(&own.session, path).await?;
         }
         if own.doubtful || own.changing {
-            own.session.sweep(directory, NodeOwner::Acquire(holder)).await?;
+            nodes::sweep(&own.session, directory, NodeOwner::Acquire(holder)).await?;
         }
         Ok(())
     };

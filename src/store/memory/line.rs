@@ -2,6 +2,7 @@
 
 use super::State;
 use super::waiter::{Waiter, arrived};
+use super::wake::wake;
 use crate::clock::Instant;
 use crate::store::{Acquire, Acquired, HolderId, Name, Place, Release, WaitingManager};
 use std::time::Duration;
@@ -57,7 +58,8 @@ impl Queue {
         if place.kept.is_zero() {
             return None;
         }
-        let (arrived, until) = (self.arrival(holder, place, now), now + place.kept);
+        let arrived = self.arrival(holder, place, now);
+        let until = now + place.kept;
         let entry = Waiter { holder, arrived, until };
         match self.0.iter_mut().find(|waiter| waiter.is_of(holder)) {
             None => self.0.push(entry),
@@ -101,71 +103,70 @@ impl Queue {
     }
 }
 
-impl State {
-    /// Acquires a name in the order of arrival.
-    pub(super) fn acquire_in_line(
-        &mut self,
-        request: &Acquire,
-        place: Place,
-        now: Instant,
-    ) -> Acquired {
-        let (name, holder) = (&request.target.name, request.holder);
-        let is_free = self.entry(name, now).is_none();
-        let mut line = self.lines.remove(name).unwrap_or_default();
-        let mut wakes = false;
-        let verdict = match line.ahead_of(holder, place, now).filter(|_| is_free) {
-            Some(left) => Acquired::held(Some(left)),
-            None => self.acquire_exclusive(request, now),
-        };
-        let verdict = match verdict {
-            Acquired::Granted { .. } => {
-                line.leave(holder, None, now);
-                verdict.with_oldest(line.oldest_but(holder, now))
-            }
-            Acquired::Held { .. } | Acquired::NotYours(_) => {
-                let before = line.enter(holder, place, now);
-                // The first may have been refused by that place, which is behind it now.
-                wakes = is_free && before.is_some_and(|it| line.is_first_after(it, holder, now));
-                verdict
-            }
-        };
-        self.keep_line(name, line);
-        if wakes {
-            self.wake(name, None);
+/// Acquires a name in the order of arrival.
+pub(super) fn acquire_in_line(
+    state: &mut State,
+    request: &Acquire,
+    place: Place,
+    now: Instant,
+) -> Acquired {
+    let name = &request.target.name;
+    let holder = request.holder;
+    let is_free = state.entry(name, now).is_none();
+    let mut line = state.lines.remove(name).unwrap_or_default();
+    let mut wakes = false;
+    let verdict = match line.ahead_of(holder, place, now).filter(|_| is_free) {
+        Some(left) => Acquired::held(Some(left)),
+        None => state.acquire_exclusive(request, now),
+    };
+    let verdict = match verdict {
+        Acquired::Granted { .. } => {
+            line.leave(holder, None, now);
+            verdict.with_oldest(line.oldest_but(holder, now))
         }
-        verdict
-    }
-
-    fn keep_line(&mut self, name: &Name, line: Queue) {
-        if !line.is_empty() {
-            self.lines.insert(name.clone(), line);
+        Acquired::Held { .. } | Acquired::NotYours(_) => {
+            let before = line.enter(holder, place, now);
+            // The first may have been refused by that place, which is behind it now.
+            wakes = is_free && before.is_some_and(|it| line.is_first_after(it, holder, now));
+            verdict
         }
+    };
+    keep_line(state, name, line);
+    if wakes {
+        wake(state, name, None);
     }
+    verdict
+}
 
-    /// Gives up a place, or gives it to the next waiter. The others may have waited for it to lapse.
-    pub(super) fn leave(
-        &mut self,
-        name: &Name,
-        holder: HolderId,
-        next: Option<Place>,
-        now: Instant,
-    ) {
-        let Some(mut line) = self.lines.remove(name) else { return };
-        let left = line.leave(holder, next, now);
-        self.keep_line(name, line);
-        if left && self.entry(name, now).is_none() {
-            self.wake(name, None);
-        }
+fn keep_line(state: &mut State, name: &Name, line: Queue) {
+    if !line.is_empty() {
+        state.lines.insert(name.clone(), line);
     }
+}
 
-    /// Enters the place of the next waiter after a release. Returns whether another manager waits in the line.
-    pub(super) fn released_in_line(&mut self, request: &Release, now: Instant) -> bool {
-        let Some(place) = request.place else { return false };
-        let name = &request.target.name;
-        let mut line = self.lines.remove(name).unwrap_or_default();
-        _ = line.enter(request.holder, place, now);
-        let others = line.oldest_but(request.holder, now).is_some();
-        self.keep_line(name, line);
-        others
+/// Gives up a place, or gives it to the next waiter. The others may have waited for it to lapse.
+pub(super) fn leave(
+    state: &mut State,
+    name: &Name,
+    holder: HolderId,
+    next: Option<Place>,
+    now: Instant,
+) {
+    let Some(mut line) = state.lines.remove(name) else { return };
+    let left = line.leave(holder, next, now);
+    keep_line(state, name, line);
+    if left && state.entry(name, now).is_none() {
+        wake(state, name, None);
     }
+}
+
+/// Enters the place of the next waiter after a release. Returns whether another manager waits in the line.
+pub(super) fn released_in_line(state: &mut State, request: &Release, now: Instant) -> bool {
+    let Some(place) = request.place else { return false };
+    let name = &request.target.name;
+    let mut line = state.lines.remove(name).unwrap_or_default();
+    _ = line.enter(request.holder, place, now);
+    let others = line.oldest_but(request.holder, now).is_some();
+    keep_line(state, name, line);
+    others
 }

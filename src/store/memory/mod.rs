@@ -201,7 +201,7 @@ impl State {
     }
 
     /// Refuses a name that is in use as another kind. Returns it if several holders share it.
-    fn of_kind(&mut self, name: &Name, kind: Kind, now: Instant) -> Result<Option<&mut Shared>> {
+    fn shared_as(&mut self, name: &Name, kind: Kind, now: Instant) -> Result<Option<&mut Shared>> {
         if kind != Kind::Lock && self.entry(name, now).is_some() {
             return Err(Kind::Lock.wrong_type());
         }
@@ -212,11 +212,12 @@ impl State {
     }
 
     fn acquire(&mut self, request: &Acquire, now: Instant) -> Result<Acquired> {
-        let (name, mode) = (&request.target.name, request.target.mode);
-        self.of_kind(name, mode.kind(), now)?;
+        let name = &request.target.name;
+        let mode = request.target.mode;
+        self.shared_as(name, mode.kind(), now)?;
         match mode {
             Mode::Exclusive => match request.place {
-                Some(place) => Ok(self.acquire_in_line(request, place, now)),
+                Some(place) => Ok(line::acquire_in_line(self, request, place, now)),
                 None => Ok(self.acquire_exclusive(request, now)),
             },
             Mode::Read | Mode::Write | Mode::Permits { .. } => {
@@ -228,7 +229,7 @@ impl State {
                 self.shared.insert(name.clone(), shared);
                 let outcome = outcome?;
                 if outcome.wakes {
-                    self.wake(name, None);
+                    wake::wake(self, name, None);
                 }
                 Ok(outcome.verdict)
             }
@@ -247,7 +248,7 @@ impl State {
     /// Returns the verdict on a name that cannot be granted.
     fn refusal(&mut self, request: &Acquire, now: Instant) -> Result<Option<Acquired>> {
         let name = &request.plain_name()?;
-        self.of_kind(name, request.target.mode.kind(), now)?;
+        self.shared_as(name, request.target.mode.kind(), now)?;
         match self.own(name, request.holder, now) {
             Ok(_) | Err(Absence::Gone) => Ok(None),
             Err(_) => Ok(Some(self.held(name, now))),
@@ -353,7 +354,7 @@ mod tests {
         }
     }
 
-    fn take_many(state: &mut State, names: std::ops::Range<usize>, now: Instant) {
+    fn acquire_many(state: &mut State, names: std::ops::Range<usize>, now: Instant) {
         for i in names {
             take(state, &format!("n:{i}"), now);
         }
@@ -389,7 +390,7 @@ mod tests {
         }
         assert_eq!(last, 999_991, "a second ahead");
         // Later than what is to be kept of it.
-        take_many(&mut state, 0..2_000, at(990));
+        acquire_many(&mut state, 0..2_000, at(990));
         state.holds.clear();
         assert_eq!(take(&mut state, "n", at(990)), 1_000_001);
         let store = MemoryStore { clock: Clock::tokio(), state: Arc::new(Mutex::new(state)) };
@@ -402,23 +403,23 @@ mod tests {
     fn dead_entries_are_swept_out_each_time_they_double() {
         let count = |state: &State| (state.holds.len(), state.fences.len());
         let mut state = State::default();
-        take_many(&mut state, 0..100, at(0));
-        take_many(&mut state, 100..101, at(9_000));
+        acquire_many(&mut state, 0..100, at(0));
+        acquire_many(&mut state, 100..101, at(9_000));
         assert_eq!(count(&state), (101, 101), "few dead ones may stay");
 
         let mut state = State::default();
-        take_many(&mut state, 0..513, at(0));
+        acquire_many(&mut state, 0..513, at(0));
         assert_eq!(count(&state), (513, 513), "none of them is dead");
-        take_many(&mut state, 513..520, at(1_500));
+        acquire_many(&mut state, 513..520, at(1_500));
         assert_eq!(count(&state), (520, 520), "not before there are twice as many");
-        take_many(&mut state, 520..1_024, at(1_500));
+        acquire_many(&mut state, 520..1_024, at(1_500));
         assert_eq!(count(&state), (1_024, 1_024));
-        take_many(&mut state, 1_024..1_025, at(1_500));
+        acquire_many(&mut state, 1_024..1_025, at(1_500));
         // Those of 0 are dead; a fencing token is remembered until the clock has passed it.
         assert_eq!(count(&state), (512, 512));
-        take_many(&mut state, 1_025..1_535, at(2_500));
+        acquire_many(&mut state, 1_025..1_535, at(2_500));
         assert_eq!(count(&state), (1_022, 1_022), "not before there are twice as many");
-        take_many(&mut state, 1_535..1_536, at(3_500));
+        acquire_many(&mut state, 1_535..1_536, at(3_500));
         // What was to live until 3.5 s is dead at 3.5 s.
         assert_eq!(count(&state), (1, 1));
     }

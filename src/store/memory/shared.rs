@@ -56,9 +56,14 @@ impl From<Acquired> for Outcome {
 
 impl Shared {
     pub(super) fn new(kind: Kind) -> Self {
-        let line = [None; 2];
-        let (size, kept, old_sizes) = (0, Instant::ZERO, Vec::new());
-        Self { kind, holds: Vec::new(), line, size, kept, old_sizes }
+        Self {
+            kind,
+            holds: Vec::new(),
+            line: [None; 2],
+            size: 0,
+            kept: Instant::ZERO,
+            old_sizes: Vec::new(),
+        }
     }
 
     /// Ends what has expired. Returns whether anything is left.
@@ -85,7 +90,7 @@ impl Shared {
     ) -> Result<Outcome> {
         let Acquire { target, holder, .. } = request;
         if let Mode::Permits { size, take } = target.mode {
-            self.check_size(request, (size, take), now)?;
+            self.check_size(request, size, take, now)?;
         }
         match self.holds.iter().position(|hold| hold.holder == *holder) {
             Some(at) if request.converts => Ok(self.convert(at, request, now, fence)),
@@ -96,12 +101,7 @@ impl Shared {
     }
 
     /// Sets the number of permits of a new semaphore, or refuses another one than it has or had.
-    fn check_size(
-        &mut self,
-        request: &Acquire,
-        (size, take): (u32, u32),
-        now: Instant,
-    ) -> Result<()> {
+    fn check_size(&mut self, request: &Acquire, size: u32, take: u32, now: Instant) -> Result<()> {
         if take == 0 || take > size {
             return Err(Error::not_so_many(take, size));
         }
@@ -196,8 +196,8 @@ impl Shared {
             Mode::Permits { .. } => None,
             Mode::Exclusive | Mode::Read | Mode::Write => request.fencing.map(fence),
         };
-        let (holder, count, expires) = (request.holder, 1, now + request.ttl);
-        self.holds.push(Hold { holder, mode, count, fence, expires });
+        let expires = now + request.ttl;
+        self.holds.push(Hold { holder: request.holder, mode, count: 1, fence, expires });
         Acquired::granted(now, fence)
     }
 
@@ -245,7 +245,8 @@ impl Shared {
         if place.kept.is_zero() {
             return;
         }
-        let (holder, arrived) = (request.holder, self.arrival(side, request, now));
+        let holder = request.holder;
+        let arrived = self.arrival(side, request, now);
         let first = self.line[side].filter(|waiter| waiter.until > now);
         let mut until = now + place.kept;
         match first {

@@ -1,7 +1,7 @@
 //! The contract of a store, in memory: each operation is one step of the state.
 
-use super::MemoryStore;
-use super::notes::InboxGuard;
+use super::notes::{self, InboxGuard};
+use super::{MemoryStore, metadata, requests, wake};
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::store::{
@@ -36,7 +36,7 @@ impl Store for MemoryStore {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.at_once(|state, now| match &request.steal {
-            Some(steal) => state.steal(&request, steal, now),
+            Some(steal) => notes::steal(state, &request, steal, now),
             None => state.acquire(&request, now),
         })
     }
@@ -51,26 +51,29 @@ impl Store for MemoryStore {
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.at_once(|state, now| match request.ends {
-            Ends::Hold => state.release(&request, now),
-            Ends::Arrival => state.release_arrival(&request, now),
+            Ends::Hold => requests::release(state, &request, now),
+            Ends::Arrival => requests::release_arrival(state, &request, now),
         })
     }
 
     fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
         let renew = |batch: RenewBatch| -> StoreFuture<Renewed> {
             let store = self.clone();
-            Box::pin(async move { store.at_once(|state, now| Ok(state.renew(&batch, now))).await })
+            Box::pin(async move {
+                store.at_once(|state, now| Ok(requests::renew(state, &batch, now))).await
+            })
         };
         RenewCall::divide(batch, usize::MAX, |_| 0, renew)
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        self.at_once(|state, now| state.resize(&request, now)).await
+        self.at_once(|state, now| requests::resize(state, &request, now)).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.at_once(|state, now| {
-            let (name, mode) = (&request.target.name, request.target.mode);
+            let name = &request.target.name;
+            let mode = request.target.mode;
             match request.about {
                 About::Holders => {}
                 About::Line => {
@@ -78,12 +81,14 @@ impl Store for MemoryStore {
                     return Ok(Inspection::default().with_line(line.unwrap_or_default()));
                 }
                 About::Note(holder) => {
-                    return Ok(Inspection::default().with_note(state.note(name, holder, now)));
+                    return Ok(
+                        Inspection::default().with_note(notes::note(state, name, holder, now))
+                    );
                 }
             }
-            if let Some(shared) = state.of_kind(name, mode.kind(), now)? {
+            if let Some(shared) = state.shared_as(name, mode.kind(), now)? {
                 let inspection = shared.inspect(now);
-                return Ok(inspection.with_waiting(Some(state.waiting(name))));
+                return Ok(inspection.with_waiting(Some(wake::waiting(state, name))));
             }
             let holder = state.entry(name, now).map(|entry| {
                 let remaining = Some(entry.expires.saturating_duration_since(now));
@@ -96,45 +101,46 @@ impl Store for MemoryStore {
                 HolderInfo::new(holder, entry.count.into(), remaining)
                     .with_metadata(metadata.map(|(metadata, _)| (**metadata).clone()))
             });
-            Ok(Inspection::new(holder).with_waiting(Some(state.waiting(name))))
+            Ok(Inspection::new(holder).with_waiting(Some(wake::waiting(state, name))))
         })
         .await
     }
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
         request.require_exclusive()?;
-        self.at_once(|state, now| state.annotate(request, now)).await
+        self.at_once(|state, now| metadata::annotate(state, request, now)).await
     }
 
     async fn describe(&self, request: Describe) -> Result<()> {
         self.at_once(|state, now| {
-            state.describe(request, now);
+            metadata::describe(state, request, now);
             Ok(())
         })
         .await
     }
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
-        self.at_once(|state, now| Ok(state.owners(&request, now))).await
+        self.at_once(|state, now| Ok(metadata::owners(state, &request, now))).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.at_once(|state, now| {
-            let (name, mode) = (&request.target.name, request.target.mode);
+            let name = &request.target.name;
+            let mode = request.target.mode;
             request.check_mode()?;
             let is_meant = state
                 .entry(name, now)
                 .is_some_and(|entry| request.is_meant_for(&entry.holder.to_string()));
-            let shared = state.of_kind(name, mode.kind(), now)?;
+            let shared = state.shared_as(name, mode.kind(), now)?;
             let held = shared.is_some_and(|shared| shared.len(now) > 0);
             let held = held || state.entry(name, now).is_some();
             if request.from.is_some() && !is_meant {
                 return Ok(false);
             }
-            state.note_forced(&request, now);
+            notes::note_forced(state, &request, now);
             state.shared.remove(name);
             state.holds.remove(name);
-            state.wake(name, None);
+            wake::wake(state, name, None);
             Ok(held)
         })
         .await
@@ -142,13 +148,13 @@ impl Store for MemoryStore {
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         Ok(Some(match request.topic {
-            Topic::Release => self.listen(request),
-            Topic::Metadata => self.observe(request.target.name),
+            Topic::Release => wake::listen(self, request),
+            Topic::Metadata => wake::observe(self, request.target.name),
         }))
     }
 
     async fn want(&self, request: Want) -> Result<bool> {
-        self.at_once(|state, now| state.want(&request, now)).await
+        self.at_once(|state, now| notes::want(state, &request, now)).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {

@@ -33,55 +33,50 @@ impl Drop for Subscription {
     }
 }
 
-impl MemoryStore {
-    /// Has a waiter woken from now on.
-    pub(super) fn listen(&self, request: Wait) -> Wakeups {
-        self.add(|state| &mut state.waiters, request.target.name, request.holder)
-    }
-
-    /// Has an observer woken from now on.
-    pub(super) fn observe(&self, name: Name) -> Wakeups {
-        self.add(|state| &mut state.observers, name, None)
-    }
-
-    fn add(
-        &self,
-        among: fn(&mut State) -> &mut Listeners,
-        name: Name,
-        holder: Option<HolderId>,
-    ) -> Wakeups {
-        let signal = Signal::new();
-        let listener = Listener { holder, signal: signal.clone() };
-        among(&mut self.lock()).entry(name.clone()).or_default().push(listener);
-        let subscription =
-            Subscription { store: self.clone(), among, name, signal: signal.clone() };
-        Wakeups::new(signal, subscription)
-    }
+/// Has a waiter woken from now on.
+pub(super) fn listen(store: &MemoryStore, request: Wait) -> Wakeups {
+    add(store, |state| &mut state.waiters, request.target.name, request.holder)
 }
 
-impl State {
-    /// Has the waiters of a name woken as soon as the lock is free, and returns how many are of another manager than the
-    /// holder that releases it. Its observers are woken too.
-    pub(super) fn wake(&mut self, name: &Name, holder: Option<HolderId>) -> u64 {
-        self.wake_observers(name);
-        let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
-        self.to_wake.extend(waiters.iter().map(|waiter| waiter.signal.clone()));
-        let manager = holder.map(HolderId::manager);
-        let is_own = |waiter: &Listener| waiter.holder.map(HolderId::manager) == manager;
-        waiters.iter().filter(|waiter| !is_own(waiter)).count() as u64
-    }
+/// Has an observer woken from now on.
+pub(super) fn observe(store: &MemoryStore, name: Name) -> Wakeups {
+    add(store, |state| &mut state.observers, name, None)
+}
 
-    /// Has the observers of a name woken as soon as the lock is free.
-    pub(super) fn wake_observers(&mut self, name: &Name) {
-        let observers = self.observers.get(name).map(Vec::as_slice).unwrap_or_default();
-        self.to_wake.extend(observers.iter().map(|observer| observer.signal.clone()));
-    }
+fn add(
+    store: &MemoryStore,
+    among: fn(&mut State) -> &mut Listeners,
+    name: Name,
+    holder: Option<HolderId>,
+) -> Wakeups {
+    let signal = Signal::new();
+    let listener = Listener { holder, signal: signal.clone() };
+    among(&mut store.lock()).entry(name.clone()).or_default().push(listener);
+    let subscription = Subscription { store: store.clone(), among, name, signal: signal.clone() };
+    Wakeups::new(signal, subscription)
+}
 
-    /// Returns the number of managers that listen to a name. Listeners without a holder are one.
-    pub(super) fn waiting(&self, name: &Name) -> u64 {
-        let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
-        let managers: HashSet<_> =
-            waiters.iter().map(|waiter| waiter.holder.map(HolderId::manager)).collect();
-        managers.len() as u64
-    }
+/// Has the waiters of a name woken as soon as the lock is free, and returns how many are of another manager than the
+/// holder that releases it. Its observers are woken too.
+pub(super) fn wake(state: &mut State, name: &Name, holder: Option<HolderId>) -> u64 {
+    wake_observers(state, name);
+    let waiters = state.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
+    state.to_wake.extend(waiters.iter().map(|waiter| waiter.signal.clone()));
+    let manager = holder.map(HolderId::manager);
+    let is_own = |waiter: &Listener| waiter.holder.map(HolderId::manager) == manager;
+    waiters.iter().filter(|waiter| !is_own(waiter)).count() as u64
+}
+
+/// Has the observers of a name woken as soon as the lock is free.
+pub(super) fn wake_observers(state: &mut State, name: &Name) {
+    let observers = state.observers.get(name).map(Vec::as_slice).unwrap_or_default();
+    state.to_wake.extend(observers.iter().map(|observer| observer.signal.clone()));
+}
+
+/// Returns the number of managers that listen to a name. Listeners without a holder are one.
+pub(super) fn waiting(state: &State, name: &Name) -> u64 {
+    let waiters = state.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
+    let managers: HashSet<_> =
+        waiters.iter().map(|waiter| waiter.holder.map(HolderId::manager)).collect();
+    managers.len() as u64
 }

@@ -32,7 +32,9 @@ use scripts::keys::Keys;
 use scripts::lock::Codec;
 use scripts::reply::Element;
 use scripts::set::AcquireAll;
-use scripts::{AGE, Call, PLAIN, SHARDED, Script, Scripts, slot};
+use scripts::{
+    AGE, Call, PLAIN, SHARDED, Script, Scripts, line, managers, metadata, notes, shared, slot,
+};
 use send::RuntimeBatchers;
 use send::calls::BATCH_SIZE;
 use send::renew::Caller;
@@ -130,7 +132,8 @@ impl RedisStore {
 
     /// Connects on the current runtime and checks the permissions that locks will need.
     pub(crate) async fn open(address: Address, clock: Clock) -> Result<Self> {
-        let (attempt, keys) = (address.attempt, Keys::new(&address.prefix));
+        let attempt = address.attempt;
+        let keys = Keys::new(&address.prefix);
         let reconnects = Signal::new();
         let routing = CancellationToken::new();
         let failing = routing.clone().drop_guard();
@@ -288,7 +291,7 @@ impl Store for RedisStore {
         match (steal, scripts::permits::check(request.target.mode)) {
             (_, Err(error)) => failed(error),
             (None, Ok(())) => self.batchers.send(request),
-            (Some(steal), Ok(())) => self.steal_from(request, steal),
+            (Some(steal), Ok(())) => notes::steal(self, request, steal),
         }
     }
 
@@ -310,14 +313,15 @@ impl Store for RedisStore {
         match (request.ends, request.mark()) {
             (_, Err(error)) => failed(error),
             (Ends::Hold, Ok(_)) => self.batchers.send(request),
-            (Ends::Arrival, Ok(_)) => self.release_arrival(request),
+            (Ends::Arrival, Ok(_)) => line::release_arrival(self, request),
         }
     }
 
     /// Returns a call for each hundred items of a server.
     fn renew(&self, batch: RenewBatch) -> Vec<RenewCall> {
-        let (connection, clock, keys) =
-            (self.renewals.clone(), self.clock.clone(), self.keys.clone());
+        let connection = self.renewals.clone();
+        let clock = self.clock.clone();
+        let keys = self.keys.clone();
         let caller = Caller { connection, clock, keys, scripts: self.scripts };
         let shard = |item: &Renewal| self.shard(&item.target.name);
         let renew =
@@ -326,34 +330,38 @@ impl Store for RedisStore {
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        self.set_size(&request).await
+        shared::resize(self, &request).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         match (request.about, request.target.mode.kind()) {
-            (About::Holders, Kind::Lock) => self.described(request).await,
-            (About::Holders, Kind::ReadWrite | Kind::Semaphore) => self.holders(request).await,
-            (About::Line, _) => Ok(Inspection::default().with_line(self.waiting(request).await?)),
+            (About::Holders, Kind::Lock) => metadata::inspect(self, request).await,
+            (About::Holders, Kind::ReadWrite | Kind::Semaphore) => {
+                shared::holders(self, request).await
+            }
+            (About::Line, _) => {
+                Ok(Inspection::default().with_line(line::waiting(self, request).await?))
+            }
             (About::Note(holder), _) => {
-                Ok(Inspection::default().with_note(self.note_for(request, holder).await?))
+                Ok(Inspection::default().with_note(notes::note(self, request, holder).await?))
             }
         }
     }
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
-        self.write_metadata(request).await
+        metadata::annotate(self, request).await
     }
 
     async fn describe(&self, request: Describe) -> Result<()> {
-        self.write_owner(request).await
+        managers::describe(self, request).await
     }
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
-        self.read_owners(request).await
+        managers::owners(self, request).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        self.force(request).await
+        notes::force_release(self, request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
@@ -370,11 +378,11 @@ impl Store for RedisStore {
     }
 
     async fn want(&self, request: Want) -> Result<bool> {
-        self.tell_wanted(request).await
+        notes::want(self, request).await
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {
-        Some(self.inbox_of(manager))
+        Some(notes::inbox(self, manager))
     }
 
     fn guard_key(&self, name: &Name) -> Option<String> {

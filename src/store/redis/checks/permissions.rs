@@ -36,7 +36,8 @@ impl RedisStore {
             Some(routes) if routes.is_cluster() => routes.servers().len(),
             _ => 1,
         };
-        let (mut names, mut seen) = (Vec::new(), Vec::new());
+        let mut names = Vec::new();
+        let mut seen = Vec::new();
         // A server with few slots may get no name.
         for _ in 0..servers * 16 {
             let name = name()?;
@@ -50,7 +51,8 @@ impl RedisStore {
     }
 
     async fn preflight_with(&self, name: Name) -> Result<()> {
-        let (target, timeout) = (Target::exclusive(name.clone()), self.attempt);
+        let target = Target::exclusive(name.clone());
+        let timeout = self.attempt;
         let holder = HolderId::new(Uuid::new_v4(), 0);
         let ttl = Duration::from_secs(5);
         // The shortest retention: the fence's key expires a millisecond later.

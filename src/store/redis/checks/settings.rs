@@ -40,16 +40,18 @@ pub(in crate::store::redis) struct Checkup {
     /// Where to report to which server the connection leads.
     destination: watch::Sender<Destination>,
     /// The host and the port of a single server, or its socket.
-    place: String,
+    server_address: String,
 }
 
 impl Checkup {
     pub(in crate::store::redis) fn new(connector: &Connector, connection: Connection) -> Self {
         let address = &connector.address;
         let replicas = address.replicas.map_or(0, |replicas| replicas.count);
-        let (routes, destination) = (connector.routes.clone(), connector.destination.clone());
-        let (node, place) = (address.node, address.place());
-        Self { connection, routes, replicas, node, destination, place }
+        let routes = connector.routes.clone();
+        let destination = connector.destination.clone();
+        let node = address.node;
+        let server_address = address.server_address();
+        Self { connection, routes, replicas, node, destination, server_address }
     }
 
     /// Checks all servers now, and those that are met later until `end`.
@@ -99,7 +101,7 @@ impl Checkup {
 
     async fn check_one(&self) -> Result<Known> {
         let Connection::One(node) = &self.connection else { return Ok(Known::new()) };
-        let name = self.node.map_or_else(|| self.place.clone(), |at| format!("node {at}"));
+        let name = self.node.map_or_else(|| self.server_address.clone(), |at| format!("node {at}"));
         let connects = *node.connects().borrow();
         let info = node.info().await;
         let run_id = info.as_ref().ok().and_then(|info| field(info, "run_id")).map(str::to_owned);
@@ -113,9 +115,11 @@ impl Checkup {
         let Connection::Fleet(fleet) = &self.connection else { return Known::new() };
         let mut asking = JoinSet::new();
         for server in servers {
-            let (fleet, replicas) = (Arc::clone(fleet), self.replicas);
+            let fleet = Arc::clone(fleet);
+            let replicas = self.replicas;
             asking.spawn(async move {
-                let (name, info) = (server.to_string(), fleet.info(&server).await);
+                let name = server.to_string();
+                let info = fleet.info(&server).await;
                 judge(&name, info, replicas, false).map(|findings| (name, findings))
             });
         }
@@ -324,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn news_are_told_once_and_a_denial_once_for_all() {
+    fn news_are_reported_once_and_a_denial_once_for_all() {
         let finding = |check, server: &str| Finding::new(check, server, "is odd");
         let known = |found: &[(&str, Check)]| {
             let mut known = Known::new();

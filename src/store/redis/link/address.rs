@@ -152,8 +152,8 @@ impl Address {
     }
 
     /// Returns the host and the port of a single server, or its socket.
-    pub(in crate::store::redis) fn place(&self) -> String {
-        Place(&self.config.server).to_string()
+    pub(in crate::store::redis) fn server_address(&self) -> String {
+        ServerAddress(&self.config.server).to_string()
     }
 
     /// Returns the address of one server of a fleet.
@@ -225,7 +225,7 @@ impl Address {
 
     /// Returns what the log calls the server.
     pub(in crate::store::redis) fn server_name(&self) -> String {
-        self.node.map_or_else(|| self.place(), |at| format!("node {at}"))
+        self.node.map_or_else(|| self.server_address(), |at| format!("node {at}"))
     }
 
     pub(super) fn connect_timeout(&self) -> Duration {
@@ -251,7 +251,7 @@ impl Address {
 
     async fn init<C: ClientLike>(&self, client: C) -> Result<Served<C>> {
         self.connect(client).await.map_err(|failure| {
-            self.explain(&failure).at(&format!("cannot connect to {}", self.place()))
+            self.explain(&failure).at(&format!("cannot connect to {}", self.server_address()))
         })
     }
 
@@ -267,8 +267,8 @@ impl Address {
     async fn connect<C: ClientLike>(&self, client: C) -> Result<Served<C>, Failure> {
         let connected = self.try_to_connect(client).await;
         match &connected {
-            Ok(_) => self.outages.answered(&self.place()),
-            Err(failure) => self.outages.failed(&self.place(), &self.explain(failure)),
+            Ok(_) => self.outages.answered(&self.server_address()),
+            Err(failure) => self.outages.failed(&self.server_address(), &self.explain(failure)),
         }
         connected
     }
@@ -333,9 +333,9 @@ async fn begin<F: Future>(mut future: Pin<&mut F>) {
 }
 
 /// The host and the port of a server, or its socket. No user and no password.
-pub(super) struct Place<'a>(pub(in crate::store::redis) &'a ServerConfig);
+pub(super) struct ServerAddress<'a>(pub(in crate::store::redis) &'a ServerConfig);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for ServerAddress<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             // The host of a URL has its brackets, that of a redirection has none.

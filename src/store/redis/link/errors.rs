@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn kind_of_the_client_comes_next_and_its_fate_is_unknown() {
+    fn error_of_the_client_comes_next_and_its_fate_is_unknown() {
         use ErrorKind::{Denied, Invalid, Unavailable};
         for (kind, text, sorted, fate, says) in [
             (Kind::Auth, "no", Denied, Fate::Unknown, "user or password"),

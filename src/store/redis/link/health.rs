@@ -151,7 +151,7 @@ impl Health {
     }
 
     /// Returns what is known of the role of the server, once.
-    pub(super) fn take_role(&self) -> Role {
+    pub(super) fn role_once(&self) -> Role {
         std::mem::take(&mut self.role.lock())
     }
 
@@ -169,7 +169,7 @@ impl Health {
     pub(in crate::store::redis) fn replace(&self, client: Client) {
         *self.client.lock() = client;
         *self.moved.lock() = Some(Instant::now());
-        self.take_role();
+        self.role_once();
         self.end_reconnecting();
     }
 
@@ -229,12 +229,12 @@ pub(in crate::store::redis) fn field<'a>(info: &'a str, name: &str) -> Option<&'
 pub(super) struct Refusals {
     /// When it was logged last.
     noted: Mutex<Option<Instant>>,
-    connections: Mutex<Vec<Member>>,
+    connections: Mutex<Vec<Connected>>,
 }
 
 /// A connection, and the address to which it leads.
-struct Member {
-    place: String,
+struct Connected {
+    address: String,
     health: Weak<Health>,
 }
 
@@ -246,20 +246,20 @@ const QUIET: Duration = Duration::from_secs(60);
 
 impl Refusals {
     /// Adds a connection.
-    pub(in crate::store::redis) fn join(&self, place: String, health: &Arc<Health>) {
+    pub(in crate::store::redis) fn join(&self, address: String, health: &Arc<Health>) {
         let mut connections = self.connections.lock();
-        connections.retain(|member| member.health.strong_count() > 0);
-        connections.push(Member { place, health: Arc::downgrade(health) });
+        connections.retain(|one| one.health.strong_count() > 0);
+        connections.push(Connected { address, health: Arc::downgrade(health) });
     }
 
     /// Has the other connections to the address look for the next server, too: they may only read, and never be refused.
-    pub(super) fn share(&self, place: &str, health: &Arc<Health>) {
-        self.others(place, health).iter().for_each(|other| other.refused.notify_one());
+    pub(super) fn share(&self, address: &str, health: &Arc<Health>) {
+        self.others(address, health).iter().for_each(|other| other.refused.notify_one());
     }
 
     /// Has the other connections to the address move, after one that was refused did. One that has just done so need not.
-    pub(in crate::store::redis) fn moved(&self, place: &str, health: &Arc<Health>) {
-        for other in self.others(place, health) {
+    pub(in crate::store::redis) fn moved(&self, address: &str, health: &Arc<Health>) {
+        for other in self.others(address, health) {
             let just = other.moved.lock().is_some_and(|at| at.elapsed() < JUST);
             if !just {
                 other.has_moved_elsewhere();
@@ -267,10 +267,10 @@ impl Refusals {
         }
     }
 
-    fn others(&self, place: &str, health: &Arc<Health>) -> Vec<Arc<Health>> {
+    fn others(&self, address: &str, health: &Arc<Health>) -> Vec<Arc<Health>> {
         let connections = self.connections.lock();
-        let there = connections.iter().filter(|member| member.place == place);
-        let others = there.filter_map(|member| member.health.upgrade());
+        let there = connections.iter().filter(|one| one.address == address);
+        let others = there.filter_map(|one| one.health.upgrade());
         others.filter(|other| !Arc::ptr_eq(other, health)).collect()
     }
 

@@ -90,7 +90,7 @@ impl Keeper {
             fresh: JoinSet::new(),
             naming: JoinSet::new(),
         };
-        address.refusals.join(address.place(), health);
+        address.refusals.join(address.server_address(), health);
         tokio::spawn(keeper.run());
     }
 
@@ -134,7 +134,7 @@ impl Keeper {
                 failure = next(&mut failures), if has_task => {
                     // A failure to connect names no server.
                     if let Some((failure, None)) = failure {
-                        self.address.outages.failed(&self.address.place(), &classify(&failure));
+                        self.address.outages.failed(&self.address.server_address(), &classify(&failure));
                         *health.failure.lock() = Some(failure);
                     }
                 }
@@ -142,7 +142,7 @@ impl Keeper {
                     settling = true;
                     *health.failure.lock() = None;
                     self.reconnects.set();
-                    self.address.outages.answered(&self.address.place());
+                    self.address.outages.answered(&self.address.server_address());
                     self.name();
                 }
                 () = until_in_use(&self.served.client), if settling => {
@@ -150,7 +150,8 @@ impl Keeper {
                     health.is_in_use();
                 }
                 () = health.silent.notified(), if has_task => {
-                    let (client, limit) = (self.served.client.clone(), self.address.attempt * 2);
+                    let client = self.served.client.clone();
+                    let limit = self.address.attempt * 2;
                     forced.spawn(async move { drop(timeout(limit, client.force_reconnection()).await) });
                 }
                 Some(_) = forced.join_next() => if has_task && self.reason != Some(Reason::Moved) {
@@ -208,7 +209,8 @@ impl Keeper {
 
     /// Names the connection that fred has made.
     fn name(&mut self) {
-        let (address, health) = (self.address.clone(), Arc::clone(&self.health));
+        let address = self.address.clone();
+        let health = Arc::clone(&self.health);
         // One connection after another needs only the last one's name.
         self.naming = JoinSet::new();
         self.naming.spawn(async move {
@@ -228,10 +230,10 @@ impl Keeper {
     fn refused(&mut self) {
         let now = Instant::now();
         self.refused = Some(now);
-        match self.health.take_role() {
+        match self.health.role_once() {
             Role::Refused(word) => {
                 self.address.refusals.note(self.address.server_name(), word);
-                self.address.refusals.share(&self.address.place(), &self.health);
+                self.address.refusals.share(&self.address.server_address(), &self.health);
             }
             Role::RefusedElsewhere => {}
             Role::Moved if self.reason != Some(Reason::Ended) => self.reason = Some(Reason::Moved),
@@ -273,7 +275,7 @@ impl Keeper {
     fn replace(&mut self, served: Served<Client>) {
         self.health.replace(served.client.clone());
         if self.reason == Some(Reason::Refused) {
-            self.address.refusals.moved(&self.address.place(), &self.health);
+            self.address.refusals.moved(&self.address.server_address(), &self.health);
         }
         let old = std::mem::replace(&mut self.served, served);
         if self.reason != Some(Reason::Ended) {

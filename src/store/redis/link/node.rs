@@ -1,6 +1,6 @@
 //! A connection to one server.
 
-use super::address::{Address, Place, Served};
+use super::address::{Address, Served, ServerAddress};
 use super::errors::{classify, unsent};
 use super::health::{Health, info, role, role_in};
 use super::keeper::Keeper;
@@ -91,7 +91,7 @@ impl Node {
         if !error.is_unavailable() {
             return error;
         }
-        error.at(&Place(&self.client().client_config().server).to_string())
+        error.at(&ServerAddress(&self.client().client_config().server).to_string())
     }
 
     /// Asks the server about itself.

@@ -162,7 +162,8 @@ fn parse_cluster(tls: bool, rest: &str, query: &str) -> Result<Parsed> {
             "leasehold uses only database 0 of a cluster; leave the database out of the URL",
         ));
     }
-    let (rest, scheme) = (rest.trim_end_matches("/0"), if tls { "rediss" } else { "redis" });
+    let rest = rest.trim_end_matches("/0");
+    let scheme = if tls { "rediss" } else { "redis" };
     let query = if query.is_empty() { String::new() } else { format!("?{query}") };
     let config = Config::from_url_clustered(&format!("{scheme}-cluster://{rest}{query}"))
         .map_err(|_| {

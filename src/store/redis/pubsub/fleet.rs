@@ -2,7 +2,7 @@
 //! A channel follows its slot.
 
 use super::channels::{Channels, Command, wake};
-use super::subscriber::{Place, Subscriber};
+use super::subscriber::{Origin, Subscriber};
 use crate::store::redis::link::address::Address;
 use crate::store::redis::scripts::slot;
 use crate::store::redis::topology::routes::Routes;
@@ -50,7 +50,8 @@ impl FleetSubscribers {
             runtime: Handle::current(),
             _end: end.clone().drop_guard(),
         });
-        let (followers, routes) = (Arc::downgrade(&subscribers), Arc::clone(routes));
+        let followers = Arc::downgrade(&subscribers);
+        let routes = Arc::clone(routes);
         tokio::spawn(async move {
             while caught("subscribers of a fleet", follow(&followers, &routes, &end))
                 .await
@@ -105,9 +106,10 @@ impl FleetSubscribers {
         }
         let (subscriber, commands) = mpsc::unbounded_channel();
         subscribers.insert(server.clone(), subscriber.clone());
-        let (address, routes) = (self.address.of(&server), Arc::clone(&self.routes));
-        let place = Place::Of(server, routes);
-        self.runtime.spawn(Subscriber::new(&address, place, &self.channels, commands).run(None));
+        let address = self.address.of(&server);
+        let routes = Arc::clone(&self.routes);
+        let origin = Origin::Of(server, routes);
+        self.runtime.spawn(Subscriber::new(&address, origin, &self.channels, commands).run(None));
         Some(subscriber)
     }
 

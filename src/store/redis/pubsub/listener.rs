@@ -102,7 +102,8 @@ impl<'a> Listener<'a> {
         client: &'a SubscriberClient,
         address: &Address,
     ) -> Self {
-        let (attempt, ttl) = (address.attempt, address.ttl);
+        let attempt = address.attempt;
+        let ttl = address.ttl;
         Self {
             work,
             client,
@@ -148,7 +149,8 @@ impl<'a> Listener<'a> {
             tokio::select! {
                 command = command => match command {
                     Some(Command::Subscribe(channel, done)) => {
-                        let (mut channels, mut waiting) = (vec![channel], vec![done]);
+                        let mut channels = vec![channel];
+                        let mut waiting = vec![done];
                         while channels.len() < BATCH && postponed.is_none() {
                             match self.work.commands.try_recv() {
                                 Ok(Command::Subscribe(channel, done)) => {
@@ -295,7 +297,8 @@ impl<'a> Listener<'a> {
             return;
         }
         trace::later(Level::WARN, || {
-            let (server, error) = (self.work.name.clone(), error.clone());
+            let server = self.work.name.clone();
+            let error = error.clone();
             move || {
                 tracing::warn!(
                     server,

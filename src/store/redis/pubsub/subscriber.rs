@@ -44,7 +44,7 @@ const YOUNG: u32 = 3;
 const APART: Duration = Duration::from_secs(1);
 
 /// Where a subscriber finds its server.
-pub(in crate::store::redis) enum Place {
+pub(in crate::store::redis) enum Origin {
     /// A single server. Its connection follows that of the requests.
     One(watch::Receiver<Destination>),
     /// A server of a fleet.
@@ -54,7 +54,7 @@ pub(in crate::store::redis) enum Place {
 /// Receives messages over one connection after the other.
 pub(super) struct Subscriber {
     address: Address,
-    place: Place,
+    origin: Origin,
     work: Work,
     outage: Pauses,
     young: Pauses,
@@ -66,20 +66,21 @@ pub(super) struct Subscriber {
 impl Subscriber {
     pub(in crate::store::redis) fn new(
         address: &Address,
-        place: Place,
+        origin: Origin,
         channels: &Channels,
         commands: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
         let maturity = (address.ttl / 2).clamp(MATURITY.0, MATURITY.1);
-        let (server, sharded) = match &place {
-            Place::One(_) => (None, false),
-            Place::Of(server, routes) => (Some(server.clone()), routes.sharded),
+        let (server, sharded) = match &origin {
+            Origin::One(_) => (None, false),
+            Origin::Of(server, routes) => (Some(server.clone()), routes.sharded),
         };
-        let (name, channels) = (address.server_name(), Arc::clone(channels));
+        let name = address.server_name();
+        let channels = Arc::clone(channels);
         Self {
             work: Work { name, server, sharded, channels, commands, refused: false },
             address: address.clone(),
-            place,
+            origin,
             outage: address.pauses(),
             young: Pauses::new(FIRST_PAUSE, maturity),
             deaths: 0,
@@ -134,15 +135,15 @@ impl Subscriber {
 
     /// Serves a connection until it is silent, closed, or leads to another server than the requests.
     async fn serve(&mut self, client: &SubscriberClient) -> End {
-        let elsewhere = match &self.place {
-            Place::One(requests) => {
+        let elsewhere = match &self.origin {
+            Origin::One(requests) => {
                 let requests = requests.clone();
                 let may_ask = self.address.preflight != Preflight::Off;
                 let run_id =
                     if may_ask { run_id(client, self.address.attempt).await } else { None };
                 Some(until_elsewhere(requests, run_id))
             }
-            Place::Of(..) => None,
+            Origin::Of(..) => None,
         };
         tokio::select! {
             end = Listener::new(&mut self.work, client, &self.address).listen() => end,
@@ -222,7 +223,7 @@ impl Subscriber {
             Level::DEBUG,
             || move || tracing::debug!(%error, "no connection for wake-ups"),
         );
-        if let Place::Of(_, routes) = &self.place {
+        if let Origin::Of(_, routes) = &self.origin {
             routes.request_refresh();
         }
         None

@@ -4,7 +4,7 @@
 
 use super::channels::{Channel, Channels, Command};
 use super::fleet::FleetSubscribers;
-use super::subscriber::{Place, Subscriber};
+use super::subscriber::{Origin, Subscriber};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::redis::topology::Connector;
 use crate::store::{Inbox, Signal, Wakeups};
@@ -32,13 +32,14 @@ enum Backend {
 impl Subscriptions {
     /// Connects on the current runtime.
     pub(in crate::store::redis) async fn start(connector: &Connector) -> Result<Self> {
-        let (address, channels) = (&connector.address, Channels::default());
+        let address = &connector.address;
+        let channels = Channels::default();
         let backend = match &connector.routes {
             None => {
                 let client = address.subscriber().await?;
                 let (commands, inbox) = mpsc::unbounded_channel();
-                let place = Place::One(connector.destination.subscribe());
-                tokio::spawn(Subscriber::new(address, place, &channels, inbox).run(Some(client)));
+                let origin = Origin::One(connector.destination.subscribe());
+                tokio::spawn(Subscriber::new(address, origin, &channels, inbox).run(Some(client)));
                 Backend::One(commands)
             }
             Some(routes) => Backend::Each(FleetSubscribers::start(address, routes, &channels)),
@@ -100,7 +101,8 @@ impl Subscriptions {
     /// Subscribes the inbox that has this channel, in the background on a runtime. It is there after a moment, and again
     /// after a reconnect, or once the server allows it. Until then holders learn of what was done at their next renewal.
     pub(in crate::store::redis) fn inbox(&self, channel: String, runtime: &Handle) -> Inbox {
-        let (subscriptions, name) = (self.clone(), channel.clone());
+        let subscriptions = self.clone();
+        let name = channel.clone();
         let (sender, inbox) = Inbox::new(InboxGuard { subscriptions, channel: name });
         self.channels.lock().entry(channel.clone()).or_default().inbox = Some(sender.clone());
         let subscriptions = self.clone();

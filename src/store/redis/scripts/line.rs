@@ -10,45 +10,43 @@ use crate::store::{Inspect, Mode, Release, Released, StoreFuture, WaitingManager
 use std::future::ready;
 use std::time::Duration;
 
-impl RedisStore {
-    /// Gives up a place.
-    pub(in crate::store::redis) fn release_arrival(
-        &self,
-        request: Release,
-    ) -> StoreFuture<Released> {
-        let (script, call) = match request.target.mode {
-            Mode::Exclusive => {
-                let mut call = call_in_line(&self.keys, &request.target.name);
-                call.show(request.holder);
-                write_place(&mut call, request.place.unwrap_or_default());
-                (&self.scripts.line_leave, call)
-            }
-            Mode::Read | Mode::Write => (&self.scripts.rw_leave, rw::leave(&self.keys, &request)),
-            Mode::Permits { .. } => return Box::pin(ready(Ok(Released::done(0)))),
-        };
-        let reply = self.run_call(script, call, request.timeout);
-        Box::pin(async move { rw::code(&reply.await?).map(|_| Released::done(0)) })
-    }
-
-    /// Returns the managers that wait, the oldest first.
-    pub(in crate::store::redis) async fn waiting(
-        &self,
-        request: Inspect,
-    ) -> Result<Vec<WaitingManager>> {
-        request.target.require_exclusive()?;
-        let call = call_in_line(&self.keys, &request.target.name);
-        let reply = self.run_call(&LINE_INSPECT, call, request.timeout).await?;
-        let (waiters, rest) = reply.as_chunks::<2>();
-        if !rest.is_empty() {
-            return Err(reply::malformed_reply());
+/// Gives up a place.
+pub(in crate::store::redis) fn release_arrival(
+    store: &RedisStore,
+    request: Release,
+) -> StoreFuture<Released> {
+    let (script, call) = match request.target.mode {
+        Mode::Exclusive => {
+            let mut call = call_in_line(&store.keys, &request.target.name);
+            call.show(request.holder);
+            write_place(&mut call, request.place.unwrap_or_default());
+            (&store.scripts.line_leave, call)
         }
-        let waiter = |words: &[Element; 2]| {
-            let [Element::Text(manager), Element::Int(waited)] = words else {
-                return Err(reply::malformed_reply());
-            };
-            let waited = Duration::from_micros(u64::try_from(*waited).unwrap_or_default());
-            Ok(WaitingManager::new(manager.clone(), waited))
-        };
-        waiters.iter().map(waiter).collect()
+        Mode::Read | Mode::Write => (&store.scripts.rw_leave, rw::leave(&store.keys, &request)),
+        Mode::Permits { .. } => return Box::pin(ready(Ok(Released::done(0)))),
+    };
+    let reply = store.run_call(script, call, request.timeout);
+    Box::pin(async move { rw::code(&reply.await?).map(|_| Released::done(0)) })
+}
+
+/// Returns the managers that wait, the oldest first.
+pub(in crate::store::redis) async fn waiting(
+    store: &RedisStore,
+    request: Inspect,
+) -> Result<Vec<WaitingManager>> {
+    request.target.require_exclusive()?;
+    let call = call_in_line(&store.keys, &request.target.name);
+    let reply = store.run_call(&LINE_INSPECT, call, request.timeout).await?;
+    let (waiters, rest) = reply.as_chunks::<2>();
+    if !rest.is_empty() {
+        return Err(reply::malformed_reply());
     }
+    let waiter = |words: &[Element; 2]| {
+        let [Element::Text(manager), Element::Int(waited)] = words else {
+            return Err(reply::malformed_reply());
+        };
+        let waited = Duration::from_micros(u64::try_from(*waited).unwrap_or_default());
+        Ok(WaitingManager::new(manager.clone(), waited))
+    };
+    waiters.iter().map(waiter).collect()
 }

@@ -360,7 +360,8 @@ pub(super) fn write_place(call: &mut Call, place: Place) {
 
 /// Builds the call of the renewal script for some items of a batch.
 pub(in crate::store::redis) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Call {
-    let (mut call, mut steps) = (Call::of(items.len()), Steps::of(items.len()));
+    let mut call = Call::of(items.len());
+    let mut steps = Steps::of(items.len());
     call.number(millis(batch.ttl));
     call.number(batch.fence_retention.map_or(0, millis));
     let mut ttl = batch.ttl;
@@ -576,7 +577,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn release_tells_how_many_others_listen() {
+    async fn release_counts_how_many_others_listen() {
         let (subscriptions, mut orders) = Subscriptions::detached();
         let codec = Codec { subscriptions, ..codec(None) };
         let sent = crate::clock::Clock::system().now();

@@ -9,44 +9,42 @@ use crate::store::{Describe, Metadata, Owner, Owners};
 /// The most requests at one time.
 const AT_ONCE: usize = 64;
 
-impl RedisStore {
-    /// Writes the description of a manager, or deletes it.
-    pub(in crate::store::redis) async fn write_owner(&self, request: Describe) -> Result<()> {
-        let mut call = Call::default();
-        call.key(&self.keys.manager(&request.key()));
-        let Describe { owner, ttl, timeout, .. } = request;
-        // A time to live of 0 deletes.
-        call.number(owner.as_ref().map_or(0, |_| millis(ttl).max(1)));
-        for (name, text) in owner.into_iter().flat_map(|owner| Metadata::new(owner, 0).words()) {
-            if name != "rev" {
-                call.text(name);
-                call.text(&text);
-            }
+/// Writes the description of a manager, or deletes it.
+pub(in crate::store::redis) async fn describe(store: &RedisStore, request: Describe) -> Result<()> {
+    let mut call = Call::default();
+    call.key(&store.keys.manager(&request.key()));
+    let Describe { owner, ttl, timeout, .. } = request;
+    // A time to live of 0 deletes.
+    call.number(owner.as_ref().map_or(0, |_| millis(ttl).max(1)));
+    for (name, text) in owner.into_iter().flat_map(|owner| Metadata::new(owner, 0).words()) {
+        if name != "rev" {
+            call.text(name);
+            call.text(&text);
         }
-        let reply = self.run_call(&DESCRIBE, call, timeout).await?;
-        rw::code(&reply).map(drop)
     }
+    let reply = store.run_call(&DESCRIBE, call, timeout).await?;
+    rw::code(&reply).map(drop)
+}
 
-    /// Returns the descriptions of managers. In a cluster each can be on another server.
-    pub(in crate::store::redis) async fn read_owners(
-        &self,
-        request: Owners,
-    ) -> Result<Vec<Option<Owner>>> {
-        let mut owners = Vec::with_capacity(request.managers.len());
-        for managers in request.managers.chunks(AT_ONCE) {
-            let ask = |manager: &String| {
-                let mut call = Call::default();
-                call.key(&self.keys.manager(manager));
-                self.run_call(&OWNER, call, request.timeout)
-            };
-            // All are sent together.
-            let asked: Vec<_> = managers.iter().map(ask).collect();
-            for reply in asked {
-                owners.push(owner(&reply.await?)?);
-            }
+/// Returns the descriptions of managers. In a cluster each can be on another server.
+pub(in crate::store::redis) async fn owners(
+    store: &RedisStore,
+    request: Owners,
+) -> Result<Vec<Option<Owner>>> {
+    let mut owners = Vec::with_capacity(request.managers.len());
+    for managers in request.managers.chunks(AT_ONCE) {
+        let ask = |manager: &String| {
+            let mut call = Call::default();
+            call.key(&store.keys.manager(manager));
+            store.run_call(&OWNER, call, request.timeout)
+        };
+        // All are sent together.
+        let asked: Vec<_> = managers.iter().map(ask).collect();
+        for reply in asked {
+            owners.push(owner(&reply.await?)?);
         }
-        Ok(owners)
     }
+    Ok(owners)
 }
 
 /// Reads the reply to a request for a description.

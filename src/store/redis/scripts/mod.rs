@@ -1,16 +1,16 @@
 //! The Lua scripts, and how they are called.
 
 pub(super) mod keys;
-mod line;
+pub(super) mod line;
 pub(super) mod lock;
-mod managers;
-mod metadata;
-mod notes;
+pub(super) mod managers;
+pub(super) mod metadata;
+pub(super) mod notes;
 pub(super) mod permits;
 pub(super) mod reply;
 pub(super) mod rw;
 pub(super) mod set;
-mod shared;
+pub(super) mod shared;
 
 use crate::store::connect::remote::Replicas;
 use fred::bytes::Bytes;
@@ -118,7 +118,7 @@ pub(super) static RW_RENEW: Script = script!(, rw_renew);
 pub(super) static RW_INSPECT: Script = script!(, rw, "rw_inspect");
 pub(super) static PERMITS_INSPECT: Script = script!(, permits, "permits_inspect");
 pub(super) static NOTE_READ: Script = script!(; "note_read");
-pub(super) static TELL: Script = script!(; "tell");
+pub(super) static HINT: Script = script!(; "hint");
 pub(super) static LINE_INSPECT: Script = script!(, line_inspect);
 /// Does nothing. No server knows its name, so its text is sent, which tests the permission: scripts in the cache of a
 /// server do not need it until the server drops them.

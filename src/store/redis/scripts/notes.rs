@@ -2,7 +2,7 @@
 //! in a cluster it follows, because its channel is in another slot.
 
 use super::lock::confirmed;
-use super::{Call, NOTE_READ, TELL, millis, permits, reply, rw};
+use super::{Call, HINT, NOTE_READ, millis, permits, reply, rw};
 use crate::error::Result;
 use crate::store::contract::mode::Kind;
 use crate::store::redis::topology::Connection;
@@ -16,156 +16,161 @@ use std::time::{Duration, SystemTime};
 use tokio::runtime::Handle;
 use uuid::Uuid;
 
-impl RedisStore {
-    /// Takes a name from its holder for another one.
-    pub(in crate::store::redis) fn steal_from(
-        &self,
-        acquire: Acquire,
-        Steal { from, reason }: Steal,
-    ) -> StoreFuture<Acquired> {
-        let target = &acquire.target;
-        if let Err(error) = Steal::check_mode(target.mode) {
-            return failed(error);
-        }
-        let mut call = Call::of(1);
-        call.key(&self.keys.lock(&target.name));
-        call.key(&self.keys.note(&target.name));
-        call.show(acquire.holder);
-        call.number(millis(acquire.ttl));
-        call.text(&from);
-        self.write_reason(&mut call, &reason, target.name.as_str());
-        if let Some(fencing) = acquire.fencing {
-            call.key(&self.keys.fence(&target.name));
-            call.number(fencing.block.into());
-            call.number(fencing.retention.map_or(0, millis));
-        }
-        call.wait = self.replicas;
-        let (sent, wait, hint) = (self.clock.now(), call.wait, format!("verify {}", target.name));
-        let reply = self.run_call(&self.scripts.steal, call, acquire.timeout);
-        let teller = self.teller(acquire.timeout);
-        Box::pin(async move {
-            let mut reply = reply.await?;
-            let confirmed = confirmed(wait, &mut reply);
-            let verdict = rw::acquired(&acquire, sent, &reply);
-            match verdict {
-                Ok(Acquired::Granted { .. }) => {
-                    teller.tell([from.as_str()], &hint);
-                    confirmed.and(verdict)
-                }
-                verdict => verdict,
+/// Takes a name from its holder for another one.
+pub(in crate::store::redis) fn steal(
+    store: &RedisStore,
+    acquire: Acquire,
+    Steal { from, reason }: Steal,
+) -> StoreFuture<Acquired> {
+    let target = &acquire.target;
+    if let Err(error) = Steal::check_mode(target.mode) {
+        return failed(error);
+    }
+    let mut call = Call::of(1);
+    call.key(&store.keys.lock(&target.name));
+    call.key(&store.keys.note(&target.name));
+    call.show(acquire.holder);
+    call.number(millis(acquire.ttl));
+    call.text(&from);
+    write_reason(store, &mut call, &reason, target.name.as_str());
+    if let Some(fencing) = acquire.fencing {
+        call.key(&store.keys.fence(&target.name));
+        call.number(fencing.block.into());
+        call.number(fencing.retention.map_or(0, millis));
+    }
+    call.wait = store.replicas;
+    let sent = store.clock.now();
+    let wait = call.wait;
+    let hint = format!("verify {}", target.name);
+    let reply = store.run_call(&store.scripts.steal, call, acquire.timeout);
+    let hint_sender = hint_sender(store, acquire.timeout);
+    Box::pin(async move {
+        let mut reply = reply.await?;
+        let confirmed = confirmed(wait, &mut reply);
+        let verdict = rw::acquired(&acquire, sent, &reply);
+        match verdict {
+            Ok(Acquired::Granted { .. }) => {
+                hint_sender.send([from.as_str()], &hint);
+                confirmed.and(verdict)
             }
-        })
-    }
-
-    /// Reports to a holder that its name is wanted.
-    pub(in crate::store::redis) async fn tell_wanted(&self, request: Want) -> Result<bool> {
-        let Want { target, from, reason, timeout } = request;
-        Steal::check_mode(target.mode)?;
-        let mut call = Call::of(1);
-        call.key(&self.keys.lock(&target.name));
-        call.key(&self.keys.note(&target.name));
-        call.text(&from);
-        self.write_reason(&mut call, &reason, target.name.as_str());
-        let reply = self.run_call(&self.scripts.want, call, timeout).await?;
-        let is_holder = match rw::code(&reply)? {
-            reply::Code::Done(is_holder) => is_holder > 0,
-            _ => return Err(reply::malformed_reply()),
-        };
-        if is_holder {
-            self.teller(timeout).tell([from.as_str()], &format!("want {}", target.name));
+            verdict => verdict,
         }
-        Ok(is_holder)
-    }
+    })
+}
 
-    /// Deletes a name by force. Returns whether it was held.
-    pub(in crate::store::redis) async fn force(&self, request: ForceRelease) -> Result<bool> {
-        request.check_mode()?;
-        let ForceRelease { target, reason, from, act, timeout } = request;
-        let script = match target.mode.kind() {
-            Kind::Lock => &self.scripts.force,
-            Kind::ReadWrite => &self.scripts.rw_force,
-            Kind::Semaphore => {
-                let mut call = permits::of(&self.keys, &target.name, 1);
-                call.key(&self.keys.sizes(&target.name));
-                let reply = self.run_call(&self.scripts.permits_force, call, timeout).await?;
-                return was_held(&reply);
-            }
-        };
-        let mut call = Call::of(1);
-        call.key(&self.keys.lock(&target.name));
-        if let Some(reason) = &reason {
-            call.text(act.word());
-            self.write_reason(&mut call, reason, target.name.as_str());
-        } else if from.is_some() {
-            (0..5).for_each(|_| call.text(""));
+/// Reports to a holder that its name is wanted.
+pub(in crate::store::redis) async fn want(store: &RedisStore, request: Want) -> Result<bool> {
+    let Want { target, from, reason, timeout } = request;
+    Steal::check_mode(target.mode)?;
+    let mut call = Call::of(1);
+    call.key(&store.keys.lock(&target.name));
+    call.key(&store.keys.note(&target.name));
+    call.text(&from);
+    write_reason(store, &mut call, &reason, target.name.as_str());
+    let reply = store.run_call(&store.scripts.want, call, timeout).await?;
+    let is_holder = match rw::code(&reply)? {
+        reply::Code::Done(is_holder) => is_holder > 0,
+        _ => return Err(reply::malformed_reply()),
+    };
+    if is_holder {
+        hint_sender(store, timeout).send([from.as_str()], &format!("want {}", target.name));
+    }
+    Ok(is_holder)
+}
+
+/// Deletes a name by force. Returns whether it was held.
+pub(in crate::store::redis) async fn force_release(
+    store: &RedisStore,
+    request: ForceRelease,
+) -> Result<bool> {
+    request.check_mode()?;
+    let ForceRelease { target, reason, from, act, timeout } = request;
+    let script = match target.mode.kind() {
+        Kind::Lock => &store.scripts.force,
+        Kind::ReadWrite => &store.scripts.rw_force,
+        Kind::Semaphore => {
+            let mut call = permits::of(&store.keys, &target.name, 1);
+            call.key(&store.keys.sizes(&target.name));
+            let reply = store.run_call(&store.scripts.permits_force, call, timeout).await?;
+            return was_held(&reply);
         }
-        if let Some(from) = &from {
-            call.text(from);
-        }
-        let reply = self.run_call(script, call, timeout).await?;
-        let holders = reply.iter().filter_map(|element| match element {
-            Element::Text(holder) => Some(holder.as_str()),
-            _ => None,
-        });
-        self.teller(timeout).tell(holders, &format!("verify {}", target.name));
-        was_held(&reply)
+    };
+    let mut call = Call::of(1);
+    call.key(&store.keys.lock(&target.name));
+    if let Some(reason) = &reason {
+        call.text(act.word());
+        write_reason(store, &mut call, reason, target.name.as_str());
+    } else if from.is_some() {
+        (0..5).for_each(|_| call.text(""));
     }
+    if let Some(from) = &from {
+        call.text(from);
+    }
+    let reply = store.run_call(script, call, timeout).await?;
+    let holders = reply.iter().filter_map(|element| match element {
+        Element::Text(holder) => Some(holder.as_str()),
+        _ => None,
+    });
+    hint_sender(store, timeout).send(holders, &format!("verify {}", target.name));
+    was_held(&reply)
+}
 
-    fn write_reason(&self, call: &mut Call, Reason { by, why }: &Reason, name: &str) {
-        call.text(by);
-        call.text(why);
-        call.text(&self.keys.inbox().concat());
-        call.text(name);
-    }
+fn write_reason(store: &RedisStore, call: &mut Call, Reason { by, why }: &Reason, name: &str) {
+    call.text(by);
+    call.text(why);
+    call.text(&store.keys.inbox().concat());
+    call.text(name);
+}
 
-    /// Returns the note about a name that was left for a holder.
-    pub(in crate::store::redis) async fn note_for(
-        &self,
-        Inspect { target, timeout, .. }: Inspect,
-        holder: HolderId,
-    ) -> Result<Option<Note>> {
-        if let Mode::Permits { .. } = target.mode {
-            return Ok(None);
-        }
-        let mut call = Call::of(1);
-        call.key(&self.keys.note(&target.name));
-        let reply = self.run_call(&NOTE_READ, call, timeout).await?;
-        let [
-            Element::Text(act),
-            Element::Text(from),
-            Element::Text(by),
-            Element::Text(why),
-            Element::Text(at),
-            Element::Text(fence),
-        ] = &reply[..]
-        else {
-            return Err(reply::malformed_reply());
-        };
-        let Some(act) = Act::of_word(act).filter(|_| is_for(from, &holder.to_string())) else {
-            return Ok(None);
-        };
-        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(at.parse().unwrap_or(0));
-        // The author may be of a later version, which takes longer texts.
-        let reason = Reason { by: by.as_str().into(), why: why.as_str().into() };
-        let fence = fence.parse().ok().filter(|fence| *fence > 0);
-        Ok(Some(Note::new(act, reason, at).with_fence_to_beat(fence)))
+/// Returns the note about a name that was left for a holder.
+pub(in crate::store::redis) async fn note(
+    store: &RedisStore,
+    Inspect { target, timeout, .. }: Inspect,
+    holder: HolderId,
+) -> Result<Option<Note>> {
+    if let Mode::Permits { .. } = target.mode {
+        return Ok(None);
     }
+    let mut call = Call::of(1);
+    call.key(&store.keys.note(&target.name));
+    let reply = store.run_call(&NOTE_READ, call, timeout).await?;
+    let [
+        Element::Text(act),
+        Element::Text(from),
+        Element::Text(by),
+        Element::Text(why),
+        Element::Text(at),
+        Element::Text(fence),
+    ] = &reply[..]
+    else {
+        return Err(reply::malformed_reply());
+    };
+    let Some(act) = Act::of_word(act).filter(|_| is_for(from, &holder.to_string())) else {
+        return Ok(None);
+    };
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(at.parse().unwrap_or(0));
+    // The author may be of a later version, which takes longer texts.
+    let reason = Reason { by: by.as_str().into(), why: why.as_str().into() };
+    let fence = fence.parse().ok().filter(|fence| *fence > 0);
+    Ok(Some(Note::new(act, reason, at).with_fence_to_beat(fence)))
+}
 
-    /// Subscribes to the inbox of a manager.
-    pub(in crate::store::redis) fn inbox_of(&self, manager: Uuid) -> Inbox {
-        let channel = format!("{}{manager}", self.keys.inbox().concat());
-        self.subscriptions.inbox(channel, &self.runtime)
-    }
+/// Subscribes to the inbox of a manager.
+pub(in crate::store::redis) fn inbox(store: &RedisStore, manager: Uuid) -> Inbox {
+    let channel = format!("{}{manager}", store.keys.inbox().concat());
+    store.subscriptions.inbox(channel, &store.runtime)
+}
 
-    fn teller(&self, timeout: Duration) -> Teller {
-        let (connection, runtime) = (self.locks.clone(), self.runtime.clone());
-        let (inbox, sharded) = (self.keys.inbox().concat(), self.scripts.sharded);
-        Teller { connection, runtime, inbox, timeout, sharded }
-    }
+fn hint_sender(store: &RedisStore, timeout: Duration) -> HintSender {
+    let connection = store.locks.clone();
+    let runtime = store.runtime.clone();
+    let inbox = store.keys.inbox().concat();
+    let sharded = store.scripts.sharded;
+    HintSender { connection, runtime, inbox, timeout, sharded }
 }
 
 /// Sends hints where a script cannot.
-struct Teller {
+struct HintSender {
     connection: Connection,
     runtime: Handle,
     inbox: String,
@@ -173,9 +178,9 @@ struct Teller {
     sharded: bool,
 }
 
-impl Teller {
+impl HintSender {
     /// Sends a hint to the managers of these holders, in the background. A hint that is lost costs the time until a renewal.
-    fn tell<'a>(&self, holders: impl IntoIterator<Item = &'a str>, hint: &str) {
+    fn send<'a>(&self, holders: impl IntoIterator<Item = &'a str>, hint: &str) {
         if !self.sharded {
             return;
         }
@@ -188,8 +193,9 @@ impl Teller {
             let mut call = Call::of(1);
             call.key(&[&self.inbox, manager]);
             call.text(hint);
-            let (connection, timeout) = (self.connection.clone(), self.timeout);
-            self.runtime.spawn(async move { connection.run(&TELL, call, timeout).await.map(drop) });
+            let connection = self.connection.clone();
+            let timeout = self.timeout;
+            self.runtime.spawn(async move { connection.run(&HINT, call, timeout).await.map(drop) });
         }
     }
 }

@@ -69,7 +69,8 @@ pub(super) fn acquired(
     match reply.code()? {
         Code::Done(first) if (first > 0) == fenced => {
             // By `acquire.lua` and `fence.lua`.
-            let (fence, reached) = (fenced.then_some(first), first % 2 == 0);
+            let fence = fenced.then_some(first);
+            let reached = first % 2 == 0;
             Ok(Acquired::Granted { sent, fence, reached, oldest })
         }
         Code::Done(_) => Err(malformed_reply()),
@@ -116,7 +117,7 @@ pub(super) fn warn_of_no_wakeup() {
 pub(in crate::store::redis) fn without_arguments(text: &str) -> &str {
     let text = text.split(", with args").next().unwrap_or_default();
     match text.rsplit_once(" script: ") {
-        Some((text, place)) if place.contains(", on @") => text,
+        Some((text, rest)) if rest.contains(", on @") => text,
         _ => text,
     }
 }
@@ -338,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_error_reply_has_its_kind_and_fate() {
+    fn error_replies_are_sorted_with_their_fate() {
         use ErrorKind::*;
         use Fate::*;
         let table = [
@@ -467,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn password_in_the_place_of_the_user_is_pointed_out() {
+    fn password_instead_of_the_user_is_pointed_out() {
         let error = classify("NOAUTH Authentication required.");
         assert!(error.to_string().contains("redis://:password@host"), "{error}");
     }

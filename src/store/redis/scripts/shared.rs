@@ -63,32 +63,36 @@ pub(super) fn release_with_one_key(
     }
 }
 
-impl RedisStore {
-    /// Returns the holders of a name.
-    pub(in crate::store::redis) async fn holders(&self, request: Inspect) -> Result<Inspection> {
-        let Inspect { target, timeout, .. } = request;
-        match target.mode.kind() {
-            Kind::Lock => reply::inspection(&self.run_on(&INSPECT, &target.name, timeout).await?),
-            Kind::ReadWrite => {
-                let mut call = Call::of(1);
-                call.key(&self.keys.lock(&target.name));
-                call.text(&self.keys.channel_of(&target).concat());
-                call.text(self.scripts.numsub());
-                rw::inspection(&self.run_call(&RW_INSPECT, call, timeout).await?)
-            }
-            Kind::Semaphore => {
-                let mut call = permits::of(&self.keys, &target.name, 1);
-                call.text(&self.keys.channel_of(&target).concat());
-                call.text(self.scripts.numsub());
-                permits::inspection(&self.run_call(&PERMITS_INSPECT, call, timeout).await?)
-            }
+/// Returns the holders of a name.
+pub(in crate::store::redis) async fn holders(
+    store: &RedisStore,
+    request: Inspect,
+) -> Result<Inspection> {
+    let Inspect { target, timeout, .. } = request;
+    match target.mode.kind() {
+        Kind::Lock => reply::inspection(&store.run_on(&INSPECT, &target.name, timeout).await?),
+        Kind::ReadWrite => {
+            let mut call = Call::of(1);
+            call.key(&store.keys.lock(&target.name));
+            call.text(&store.keys.channel_of(&target).concat());
+            call.text(store.scripts.numsub());
+            rw::inspection(&store.run_call(&RW_INSPECT, call, timeout).await?)
+        }
+        Kind::Semaphore => {
+            let mut call = permits::of(&store.keys, &target.name, 1);
+            call.text(&store.keys.channel_of(&target).concat());
+            call.text(store.scripts.numsub());
+            permits::inspection(&store.run_call(&PERMITS_INSPECT, call, timeout).await?)
         }
     }
+}
 
-    /// Sets the number of permits of a semaphore. Returns the one before.
-    pub(in crate::store::redis) async fn set_size(&self, request: &Resize) -> Result<Option<u32>> {
-        let call = permits::resize(&self.keys, request);
-        let reply = self.run_call(&self.scripts.permits_resize, call, request.timeout).await?;
-        permits::resized(&reply)
-    }
+/// Sets the number of permits of a semaphore. Returns the one before.
+pub(in crate::store::redis) async fn resize(
+    store: &RedisStore,
+    request: &Resize,
+) -> Result<Option<u32>> {
+    let call = permits::resize(&store.keys, request);
+    let reply = store.run_call(&store.scripts.permits_resize, call, request.timeout).await?;
+    permits::resized(&reply)
 }

@@ -61,8 +61,8 @@ impl Batcher {
         context: CallContext,
     ) -> (Self, impl Future<Output = ()> + use<>) {
         let (batcher, inbox) = Self::open(context);
-        let (shared, end) =
-            (Arc::clone(&batcher.shared), batcher.shared.context.ended.clone().drop_guard());
+        let shared = Arc::clone(&batcher.shared);
+        let end = batcher.shared.context.ended.clone().drop_guard();
         let work = async move {
             let _end = end;
             let inbox = Mutex::new(inbox);

@@ -151,7 +151,8 @@ pub(super) fn run_alone<R: Request>(
 impl CallContext {
     pub(super) async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Verdict> {
         let (script, call) = self.codec.lone_call(request);
-        let (sent, wait) = (self.clock.now(), call.wait);
+        let sent = self.clock.now();
+        let wait = call.wait;
         let mut reply = match self.connection.run(script, call, request.timeout()).await {
             // Boxed, so that the future of a usual call stays small.
             Err(error) if self.connection.is_split(&error) => {
@@ -244,7 +245,8 @@ impl CallContext {
         };
         call.divisible = true;
         let timeout = items.iter().map(Item::timeout).max().unwrap_or_default();
-        let (sent, wait) = (self.clock.now(), call.wait);
+        let sent = self.clock.now();
+        let wait = call.wait;
         let mut reply = self.connection.run(script, call, timeout).await;
         let confirmed = match &mut reply {
             Ok(reply) => confirmed(wait, reply),

@@ -164,7 +164,8 @@ impl Shared {
 
     /// Makes the batcher of a runtime and opens it for requests. Returns the work that serves it.
     fn register(&self, id: Id, connection: Connection) -> Work {
-        let (codec, clock) = (self.codec.clone(), self.clock.clone());
+        let codec = self.codec.clone();
+        let clock = self.clock.clone();
         let (batcher, work) = RuntimeBatcher::new(CallContext::new(connection, codec, clock));
         let mut registry = self.lock();
         // Without a reservation, the batcher is dropped here, and its work only closes the connection.
@@ -218,7 +219,8 @@ async fn open_and_serve(reservation: Reservation) {
 /// Returns whether a test has paused tokio's clock: then it disagrees with the system's clock.
 fn time_is_paused() -> bool {
     let apart = || {
-        let (ours, tokios) = (std::time::Instant::now(), tokio::time::Instant::now().into_std());
+        let ours = std::time::Instant::now();
+        let tokios = tokio::time::Instant::now().into_std();
         tokios.saturating_duration_since(ours).max(ours.saturating_duration_since(tokios))
     };
     // Between two readings the thread may have to wait for a processor.

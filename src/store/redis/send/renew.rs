@@ -56,7 +56,8 @@ impl Caller {
         }
         let mut calls = JoinSet::new();
         for (indices, items) in parts.into_values() {
-            let (caller, batch) = (self.clone(), RenewBatch { items, ..batch.clone() });
+            let caller = self.clone();
+            let batch = RenewBatch { items, ..batch.clone() };
             calls.spawn(async move { (indices, caller.in_turn(&batch).await) });
         }
         let mut verdicts = vec![Err(reply::connection_closed()); count];
@@ -151,7 +152,8 @@ impl Caller {
         item: &Renewal,
         left: impl Fn() -> Duration,
     ) -> Result<Option<Absence>> {
-        let (keys, kind) = (&self.keys, item.target.mode.kind());
+        let keys = &self.keys;
+        let kind = item.target.mode.kind();
         let calls = match kind {
             Kind::Lock => {
                 // The retention of the fencing token is long enough to leave it out once.
@@ -161,7 +163,8 @@ impl Caller {
             Kind::ReadWrite => rw::renewals_with_one_key(keys, batch, item),
             Kind::Semaphore => vec![permits::renewal_with_one_key(keys, batch, item)],
         };
-        let (mut verdict, mut complete) = (None, true);
+        let mut verdict = None;
+        let mut complete = true;
         for call in calls {
             complete &= verdict.is_none();
             let reply = self.connection.run(self.script(kind), call, left()).await?;

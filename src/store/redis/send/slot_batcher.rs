@@ -75,7 +75,8 @@ impl SlotBatcher {
         context: CallContext,
     ) -> (Self, impl Future<Output = ()> + use<>) {
         let closing = CancellationToken::new();
-        let (connection, end) = (context.connection.clone(), context.ended.clone().drop_guard());
+        let connection = context.connection.clone();
+        let end = context.ended.clone().drop_guard();
         let shared = Shared { context, runtime: Handle::current(), slots: Mutex::default() };
         let close_on_drop = Arc::new(closing.clone().drop_guard());
         let work = async move {
@@ -119,8 +120,8 @@ impl SlotBatcher {
         let idle = !std::mem::replace(&mut entry.driven, true);
         drop(slots);
         if idle {
-            let (shared, close_on_drop) =
-                (Arc::clone(&self.shared), Arc::clone(&self.close_on_drop));
+            let shared = Arc::clone(&self.shared);
+            let close_on_drop = Arc::clone(&self.close_on_drop);
             let driver = Driver { shared, slot, done: false, _keep_open: close_on_drop };
             // If the runtime has ended, the driver is dropped here, and with it the waiting items.
             self.shared.runtime.spawn(driver.run());

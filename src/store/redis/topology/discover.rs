@@ -82,8 +82,8 @@ impl Discovery {
         match &address.topology {
             Topology::Single => Err(Error::invalid("one server is no fleet")),
             Topology::Sentinel(sentinels) => {
-                let memory = (&self.panel, &self.succession);
-                Ok((ask_sentinels(address, sentinels, known, memory).await?, false))
+                let Self { panel, succession, .. } = self;
+                Ok((ask_sentinels(address, sentinels, known, panel, succession).await?, false))
             }
             Topology::Cluster(seeds) => self.ask_nodes(address, seeds, known).await,
         }
@@ -202,7 +202,8 @@ fn slot_map(reply: Value, asked: &Server) -> Option<SlotMap> {
     let mut map = SlotMap::of_cluster();
     for range in reply.into_array() {
         let mut parts = range.into_array().into_iter();
-        let (first, last) = (parts.next()?.as_usize()?, parts.next()?.as_usize()?);
+        let first = parts.next()?.as_usize()?;
+        let last = parts.next()?.as_usize()?;
         let primary = server(parts.next()?, asked);
         if let Some(primary) = primary {
             map.assign(first..=last, &primary);

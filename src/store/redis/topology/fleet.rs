@@ -45,7 +45,8 @@ impl Fleet {
         reconnects: &Signal,
     ) -> Result<Arc<Self>> {
         let pool = Arc::new(Pool::new(address.clone(), reconnects.clone()));
-        let (nodes, ended) = (Arc::clone(&pool.nodes), pool.ended.clone());
+        let nodes = Arc::clone(&pool.nodes);
+        let ended = pool.ended.clone();
         let followed = Arc::clone(routes);
         tokio::spawn(async move {
             while caught("pool", prune(&followed, &nodes, &ended)).await.is_none() {}
@@ -236,7 +237,8 @@ fn refused() -> Error {
 impl Fleet {
     /// Makes a cluster on the current runtime in which no server has any slot.
     pub(in crate::store::redis) fn nowhere() -> Arc<Self> {
-        let (url, map) = ("redis-cluster://nowhere", super::slot_map::SlotMap::of_cluster());
+        let url = "redis-cluster://nowhere";
+        let map = super::slot_map::SlotMap::of_cluster();
         let t = Duration::from_secs(1);
         let address = Address::parse(url, "", t, t).unwrap();
         let pool = Arc::new(Pool::new(address, Signal::new()));

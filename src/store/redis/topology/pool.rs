@@ -111,7 +111,8 @@ impl Nodes {
 impl Pool {
     /// Makes an empty pool, for connections on the current runtime.
     pub(in crate::store::redis) fn new(address: Address, reconnects: Signal) -> Self {
-        let (nodes, runtime) = (Arc::default(), Handle::current());
+        let nodes = Arc::default();
+        let runtime = Handle::current();
         let ended = CancellationToken::new();
         let end = ended.clone().drop_guard();
         Self { address, reconnects, nodes, runtime, ended, _end: end }
@@ -126,8 +127,10 @@ impl Pool {
         if let Some(node) = slot.node.get() {
             return Ok(node.clone());
         }
-        let (address, reconnects) = (self.address.of(server), self.reconnects.clone());
-        let (nodes, server) = (Arc::clone(&self.nodes), server.clone());
+        let address = self.address.of(server);
+        let reconnects = self.reconnects.clone();
+        let nodes = Arc::clone(&self.nodes);
+        let server = server.clone();
         // In a task of its own: the caller may be dropped, and may be on another runtime.
         let connecting = self.runtime.spawn(async move {
             let node = slot.connect(&address, &reconnects).await?;

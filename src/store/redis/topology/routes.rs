@@ -65,7 +65,8 @@ impl Routes {
             discovery,
             sharded: sharded && !address.plain_pubsub,
         });
-        let (kept, until) = (Arc::clone(&routes), end.clone());
+        let kept = Arc::clone(&routes);
+        let until = end.clone();
         tokio::spawn(run_until(until, async move {
             while caught("routes of a fleet", keep_map(&kept)).await.is_none() {}
         }));

@@ -68,7 +68,8 @@ pub(super) async fn ask_sentinels(
     address: &Address,
     sentinels: &Sentinels,
     known: &SlotMap,
-    (panel, succession): (&Panel, &Succession),
+    panel: &Panel,
+    succession: &Succession,
 ) -> Result<SlotMap> {
     let ask = |sentinel: Server| {
         let address = address.of_sentinel(sentinels, &sentinel);
@@ -105,15 +106,16 @@ async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
         if error.details().contains("No such master") {
             Error::invalid("the sentinels know no primary by the name of sentinelServiceName")
         } else if error.details().starts_with("ERR unknown command") {
-            let place = address.place();
+            let server = address.server_address();
             Error::invalid(format!(
-                "{place} is no sentinel; write redis:// for a server, or the port of a sentinel (26379 by default)"
+                "{server} is no sentinel; write redis:// for a server, or the port of a sentinel (26379 by default)"
             ))
         } else {
             classify(&error)
         }
     };
-    let (epoch, server) = (epoch.map_err(refused)?, server.map_err(refused)?);
+    let epoch = epoch.map_err(refused)?;
+    let server = server.map_err(refused)?;
     let named = config_epoch(epoch).zip(primary(server));
     named.ok_or_else(|| Error::protocol("unexpected reply of a sentinel; is it a Redis Sentinel?"))
 }

@@ -61,7 +61,9 @@ impl Panel {
             if !status.silent {
                 awaited.insert(server.clone());
             }
-            let (answer, sender, panel) = (ask(server.clone()), sender.clone(), self.clone());
+            let answer = ask(server.clone());
+            let sender = sender.clone();
+            let panel = self.clone();
             // It runs to its end, whichever server is first: an abandoned client would keep its connection.
             tokio::spawn(async move {
                 let start = Instant::now();
@@ -74,7 +76,8 @@ impl Panel {
             });
         }
         drop(sender);
-        let (mut found, mut worst) = (Vec::new(), none_reachable());
+        let mut found = Vec::new();
+        let mut worst = none_reachable();
         let mut until = limit.map(|limit| Instant::now() + limit);
         while found.is_empty() || !awaited.is_empty() {
             tokio::select! {

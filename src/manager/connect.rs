@@ -6,7 +6,7 @@ use crate::clock::Clock;
 use crate::engine::{Core, Engine, Timing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::options::{Common, in_task};
-use crate::store::connect::url::Backend;
+use crate::store::url::Backend;
 use crate::store::{MemoryStore, Owner, Store};
 use crate::util::runtime;
 use std::sync::Arc;

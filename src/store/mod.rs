@@ -12,6 +12,7 @@ mod memory;
 mod quorum;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+pub(crate) mod url;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 

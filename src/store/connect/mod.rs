@@ -1,4 +1,4 @@
-//! From a URL to a store: its settings, and the checks when it connects.
+//! What all stores behind a URL share: their settings, and the checks when they connect.
 
 pub(crate) mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
@@ -7,4 +7,3 @@ pub(super) mod outage;
 pub(super) mod percent;
 pub(super) mod preflight;
 pub(crate) mod remote;
-pub(crate) mod url;

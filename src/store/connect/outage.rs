@@ -68,7 +68,8 @@ impl Outages {
             now - outage.since
         };
         trace::later(Level::WARN, || {
-            let (server, why) = (server.to_owned(), why.clone());
+            let server = server.to_owned();
+            let why = why.clone();
             let silent_ms = silent.as_millis() as u64;
             move || {
                 let cause = why.message();

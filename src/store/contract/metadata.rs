@@ -41,7 +41,8 @@ impl Owner {
     /// Creates the description of this process, with its host and process id.
     #[must_use]
     pub fn new(service: impl Into<String>) -> Self {
-        let (host, pid) = (host(), std::process::id());
+        let host = host();
+        let pid = std::process::id();
         Self { service: service.into(), version: String::new(), host, pid }
     }
 
@@ -82,19 +83,13 @@ fn host() -> String {
     let named =
         ["HOSTNAME", "COMPUTERNAME"].into_iter().filter_map(|name| std::env::var(name).ok());
     let mut host = known.chain(named).find(|host| !host.is_empty()).unwrap_or_default();
-    host.truncate(host.floor_char_boundary_at(LONGEST_WORD));
+    host.truncate(floor_char_boundary(&host, LONGEST_WORD));
     host
 }
 
 /// `str::floor_char_boundary` is newer than the oldest compiler that is supported.
-trait FloorCharBoundary {
-    fn floor_char_boundary_at(&self, at: usize) -> usize;
-}
-
-impl FloorCharBoundary for str {
-    fn floor_char_boundary_at(&self, at: usize) -> usize {
-        (0..=at.min(self.len())).rev().find(|at| self.is_char_boundary(*at)).unwrap_or_default()
-    }
+fn floor_char_boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default()
 }
 
 /// Refuses a text of an owner, or a label, that is too long.
@@ -357,6 +352,6 @@ mod tests {
         assert!(!Owner::new("").host.is_empty());
         let long = "x".repeat(LONGEST_WORD + 1);
         assert!(owner.check().is_ok() && owner.host(long).check().is_err());
-        assert_eq!("aé".floor_char_boundary_at(2), 1);
+        assert_eq!(floor_char_boundary("aé", 2), 1);
     }
 }

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_apart_and_sorted_by_their_text() {
+    fn names_are_compared_and_sorted_by_their_text() {
         let name = |text: &str| Name::new(text).unwrap();
         assert!(name("a") == name("a") && name("a") != name("b"));
         let mut names = ["b", "c", "a"].map(name);

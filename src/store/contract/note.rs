@@ -207,7 +207,8 @@ pub(crate) async fn steal_by_force<S: Store + ?Sized>(
     acquire: Acquire,
     Steal { from, reason }: Steal,
 ) -> Result<Acquired> {
-    let (target, timeout) = (acquire.target.clone(), acquire.timeout);
+    let target = acquire.target.clone();
+    let timeout = acquire.timeout;
     Steal::check_mode(target.mode)?;
     let holder = store.inspect(Inspect::new(target.clone(), timeout)).await?.into_holder();
     match holder {

@@ -102,8 +102,16 @@ impl Acquire {
     /// Creates a request without fencing tokens.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, ttl: Duration, timeout: Duration) -> Self {
-        let (fencing, converts, place, steal) = (None, false, None, None);
-        Self { target, holder, ttl, fencing, timeout, converts, place, steal }
+        Self {
+            target,
+            holder,
+            ttl,
+            fencing: None,
+            timeout,
+            converts: false,
+            place: None,
+            steal: None,
+        }
     }
 
     /// Sets the [`fencing`](Self::fencing) tokens to reserve.

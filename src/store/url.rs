@@ -1,6 +1,6 @@
 //! From a URL to a store: the one place that knows them all.
 
-use super::options::{Common, ConnectOptions, in_task};
+use super::connect::options::{Common, ConnectOptions, in_task};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "redis")]
@@ -193,7 +193,8 @@ async fn open_quorum(nodes: Vec<Backend>, clock: Clock) -> Result<Quorum> {
     let opener = |node: Backend| -> NodeOpener {
         let clock = clock.clone();
         Box::new(move || {
-            let (node, clock) = (node.clone(), clock.clone());
+            let node = node.clone();
+            let clock = clock.clone();
             Box::pin(async move { node.open_one(clock).await })
         })
     };
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_to_zookeeper_is_told_to_be_missing() {
+    fn tls_to_zookeeper_is_reported_as_missing() {
         let second = Duration::from_secs(1);
         let common =
             |remote| Common { ttl: second, attempt: second, remote, client_name: String::new() };

@@ -16,7 +16,7 @@
 //! 5. **Count zero closes the hold in the same step.** The tokens of its leases have fired or no
 //!    lease is left before a release is sent, and nothing can re-enter a hold that is being
 //!    released. An operation that is not polled keeps nothing: without a live lease that a caller
-//!    has, or a heartbeat, nothing is renewed. A hold is over at a loss that owes no release, and otherwise after the release or at `D`,
+//!    has, or a pulse, nothing is renewed. A hold is over at a loss that owes no release, and otherwise after the release or at `D`,
 //!    whatever is in progress.
 //! 6. **A loss fires the token exactly once**, outside the lock, before another waiter of this
 //!    process may ask.
@@ -61,15 +61,15 @@ pub(crate) use admin::close::Closed;
 pub(crate) use admin::steal::{steal, want};
 pub(crate) use hold::convert::{Converted, convert};
 pub(crate) use hold::describe::LeaderEntry;
+pub(crate) use machine::count::Share;
 pub(crate) use machine::hold::Phase;
-pub(crate) use machine::pulse::Heartbeat;
-pub(crate) use machine::share::Share;
 pub(crate) use machine::timing::Timing;
 pub(crate) use run::Engine;
 pub(crate) use shared::core::{Core, Settings};
 pub(crate) use shared::hold::Hold;
 pub(crate) use shared::lifecycle::Stage;
 pub(crate) use shared::options::{Caller, Options, setters};
+pub(crate) use shared::policy::check_stall_after;
+pub(crate) use shared::pulse::CallPulse;
 pub(crate) use shared::report::StoreRefusal;
 pub(crate) use shared::served::{Timed, Unanswered};
-pub(crate) use shared::terms::check_stall_after;

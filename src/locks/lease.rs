@@ -63,7 +63,7 @@ pub struct Lease {
     share: Share,
     /// Released or forgotten: Drop has nothing to do.
     over: bool,
-    /// No caller has it: its call has a heartbeat, or changes its mode.
+    /// No caller has it: its call has a pulse, or changes its mode.
     ahead: bool,
 }
 

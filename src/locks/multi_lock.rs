@@ -13,7 +13,7 @@
 
 use crate::clock::Instant;
 use crate::engine::{
-    Engine, Heartbeat, Hold, Options, SetCall, WaitLimit, Wanted, acquire, setters,
+    CallPulse, Engine, Hold, Options, SetCall, WaitLimit, Wanted, acquire, setters,
 };
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::locks::lease::{Lease, finish, run_while_held};
@@ -75,7 +75,7 @@ pub struct MultiLock {
     entries: Vec<Entry>,
     /// Those of each name.
     options: Options,
-    pulse: Arc<Heartbeat>,
+    pulse: Arc<CallPulse>,
     atomic: bool,
 }
 
@@ -153,7 +153,7 @@ impl MultiLock {
         let entries: Vec<_> = checked.into_iter().map(entry).collect();
         let mut options = Options::default();
         let pulse = Arc::default();
-        options.set_heartbeat(&pulse);
+        options.set_pulse(&pulse);
         let names: Vec<_> = entries.iter().map(|entry| &entry.name).collect();
         let atomic = engine.core.is_atomic(&names);
         Ok(Self { engine, entries, options, pulse, atomic })

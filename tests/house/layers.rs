@@ -99,7 +99,7 @@ fn files_do_not_name_what_others_hide() {
         ("engine/machine/effects.rs", SHELL),
         ("engine/machine/occupants.rs", SHELL),
         ("engine/machine/offers.rs", SHELL),
-        ("engine/machine/scope.rs", SHELL),
+        ("engine/machine/chain.rs", SHELL),
         ("engine/machine/waiters.rs", SHELL),
         ("locks/", STORES),
         ("manager/", &["fred"]),

@@ -17,7 +17,8 @@
 
 use super::AcquireLoop;
 use crate::clock::Instant;
-use crate::engine::machine::scope::HandoffScope;
+use crate::engine::machine::chain::HandoffScope;
+use crate::engine::machine::mode;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
@@ -64,7 +65,7 @@ impl AcquireLoop<'_, '_> {
 impl Core {
     /// Returns the place that the release of a hold takes for the next waiter; `None` if neither is fair.
     pub(in crate::engine) fn next_place(&self, hold: &Hold) -> Option<Place> {
-        if !self.queue.is_fair() || !hold.mode.has_line() {
+        if !self.queue.is_fair() || !mode::has_line(hold.mode) {
             return None;
         }
         match self.queue.next_arrival(&hold.name, self.now()) {
@@ -95,7 +96,7 @@ impl Core {
         target: &Target,
         holder: HolderId,
     ) -> Option<Instant> {
-        if !self.queue.is_fair() || !target.mode.has_line() || self.life.is_closed() {
+        if !self.queue.is_fair() || !mode::has_line(target.mode) || self.life.is_closed() {
             return None;
         }
         self.queue.open_place(&target.name, holder, self.now())

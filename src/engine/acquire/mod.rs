@@ -16,9 +16,10 @@ mod wait;
 pub(crate) use spec::{Claim, WaitLimit, Wanted};
 pub(crate) use wait::Polling;
 
+use super::machine::chain::HandoffScope;
+use super::machine::count::Share;
+use super::machine::mode;
 use super::machine::name::Kept;
-use super::machine::scope::HandoffScope;
-use super::machine::share::Share;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
 use super::shared::life::Grant;
@@ -188,8 +189,11 @@ impl<'core> AcquireLoop<'_, 'core> {
         // Most of the time the handle's last hold is over.
         drop(current.take_if(|hold| hold.is_past()));
         while let Some(hold) = current.clone() {
-            let is_own =
-                if hold.mode.is_joined() { hold.count_of(share) > 0 } else { !hold.is_finished() };
+            let is_own = if mode::is_joined(hold.mode) {
+                hold.count_of(share) > 0
+            } else {
+                !hold.is_finished()
+            };
             if is_own {
                 // Boxed, like all rare paths, so that the future of the other calls stays small.
                 if let Some(claim) = Box::pin(self.enter_again(&hold, share)).await? {
@@ -219,7 +223,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         // A nested request before it needs no answer any more.
         self.answered.store(true, Ordering::Relaxed);
-        if self.mode.is_joined()
+        if mode::is_joined(self.mode)
             && let Some((hold, share)) = core.join_cohort(self.report, self.name)
         {
             return Ok(Some(Claim::new(core, hold, share)));
@@ -265,7 +269,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             if mixed {
                 self.check_kind()?;
             }
-            let mut pause = gap.min(core.timing.check_in_period());
+            let mut pause = gap.min(core.timing.pulse_period());
             if let Some(since) = silent_since {
                 let until = since.max(self.start) + limit;
                 if until <= now {
@@ -273,7 +277,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 }
                 pause = pause.min(until.saturating_duration_since(now));
             }
-            let may_wait_for_itself = self.mode.is_reentrant() && !reported;
+            let may_wait_for_itself = mode::is_reentrant(self.mode) && !reported;
             if may_wait_for_itself && now.saturating_duration_since(self.start) >= core.timing.ttl {
                 reported = self.report_own_hold(now);
             }
@@ -310,7 +314,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Asks the store for the name, and begins a hold with its grant.
     async fn begin(&self, turn: Turn) -> Result<Option<Claim<'core>>> {
-        if self.mode.can_seek() && !self.once {
+        if mode::can_seek(self.mode) && !self.once {
             return Box::pin(self.seek(turn)).await;
         }
         let asking = pin!(self.ask_store(turn));

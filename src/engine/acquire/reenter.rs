@@ -1,8 +1,9 @@
 //! Enters again what the handle has: without a request, and without a wait but for a change of the mode.
 
 use super::{AcquireLoop, Claim};
+use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::Reentry;
-use crate::engine::machine::share::Share;
+use crate::engine::machine::mode;
 use crate::engine::shared::hold::Hold;
 use crate::error::{Error, Result};
 use std::pin::pin;
@@ -18,7 +19,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         hold: &Arc<Hold>,
         share: Share,
     ) -> Result<Option<Claim<'core>>> {
-        if !hold.mode.can_enter(self.mode) {
+        if !mode::can_enter(hold.mode, self.mode) {
             return Err(Error::invalid(
                 "this handle reads the name, so its write would wait for itself; drop the read lease first, or use \
                  ReadLease::try_upgrade",
@@ -31,7 +32,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     async fn enter(&self, hold: &Arc<Hold>, share: Share) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         loop {
-            let entered = match hold.mode.is_joined() {
+            let entered = match mode::is_joined(hold.mode) {
                 true => hold.join_again(core, share),
                 false => hold.enter_again(core),
             };
@@ -47,7 +48,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 Err(Reentry::Over) => {
                     // The release of this handle may still be in flight; `try_lock` waits for it instead of reporting
                     // contention.
-                    if self.once && !hold.mode.is_joined() {
+                    if self.once && !mode::is_joined(hold.mode) {
                         let _ = timeout(core.timing.attempt, hold.until_over()).await;
                     }
                     return Ok(None);

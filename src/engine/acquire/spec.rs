@@ -1,7 +1,7 @@
 //! What a call asks for, for how long, and what it gets.
 
 use super::set::SetCall;
-use crate::engine::machine::share::Share;
+use crate::engine::machine::count::Share;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::options::{Caller, NO_OPTIONS, Options};

@@ -2,7 +2,7 @@
 
 use crate::clock::Instant;
 use crate::engine::machine::name::Kept;
-use crate::engine::machine::slot::HolderSlot;
+use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::machine::waiters::Demand;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::options::{NO_OPTIONS, Options};
@@ -125,7 +125,7 @@ impl<'a> WaiterGuard<'a> {
 
     /// Gives a pulse, and takes its offer, if there is one. A waiter calls this again whenever it is
     /// [`woken`](WaiterGuard::woken), each
-    /// [`Timing::check_in_period`](crate::engine::machine::timing::Timing::check_in_period), and after a turn or an
+    /// [`Timing::pulse_period`](crate::engine::machine::timing::Timing::pulse_period), and after a turn or an
     /// offered hold that brought no hold: it keeps its place.
     pub(crate) fn check_in(&mut self, now: Instant) -> Result<Admission, Waits> {
         if let Some(offered) = self.take_handed_off() {

@@ -3,6 +3,7 @@
 use super::turn::Turn;
 use super::{AFTER_EXPIRY, AcquireLoop, Claim, FIRST_GAP};
 use crate::clock::Instant;
+use crate::engine::machine::mode;
 use crate::engine::shared::calls::in_time;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
@@ -123,7 +124,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             }
         }
         // A call of this process may have released permits while others wait elsewhere.
-        if self.mode.can_seek()
+        if mode::can_seek(self.mode)
             && let Some(time) = core.queue.not_before(self.name)
         {
             self.let_others_go_first(turn, time).await;
@@ -159,7 +160,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Records the last request for the call that asks after this one, if a hold is handed off to this one.
     pub(super) fn note_ask(&self, turn: &Turn, hints: &Hints<'_>, again_at: Instant) {
-        if !self.once && self.mode.can_seek() {
+        if !self.once && mode::can_seek(self.mode) {
             turn.note_ask(Asked { mode: self.mode, wakeups: hints.wakeups(), again_at });
         }
     }

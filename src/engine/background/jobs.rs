@@ -5,8 +5,9 @@ use crate::engine::acquire::attempt::{Attempt, ModeChange};
 use crate::engine::acquire::turn::Turn;
 use crate::engine::hold::record::Record;
 use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end};
+use crate::engine::machine::chain::HandoffScope;
+use crate::engine::machine::mode;
 use crate::engine::machine::name::Kept;
-use crate::engine::machine::scope::HandoffScope;
 use crate::engine::shared::calls::{caught, in_time};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
@@ -96,7 +97,7 @@ async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>)
 /// been handed a permit meanwhile, so that the next one has not asked.
 fn turn_for_a_waiter(core: &Arc<Core>, target: &Target, sent: Instant) -> Option<Turn> {
     let now = core.now();
-    let is_wanted = target.mode.can_seek() && core.queue.is_wanted(&target.name);
+    let is_wanted = mode::can_seek(target.mode) && core.queue.is_wanted(&target.name);
     if !is_wanted || core.timing.stale(sent, now) || core.life.is_closed() {
         return None;
     }

@@ -6,12 +6,13 @@
 mod jobs;
 mod presence;
 
-use super::machine::schedule::{Batch, Call, Renewing};
+use super::machine::hold::SentRenewal;
 use super::shared::calls::{caught, panicked};
 use super::shared::core::{Core, WorkQueues};
 use super::shared::hold::Hold;
 use super::shared::job::Job;
 use super::shared::lifecycle::Stage;
+use super::shared::schedule::{Batch, Call, Renewing};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Event, EventKind, Operation};
@@ -190,13 +191,14 @@ async fn answered(
         Ok(_) => (now, repeat(wrong_number(), batch.len())),
         Err(error) => (now, repeat(error, batch.len())),
     };
-    let moment = (core.now(), core.jitter());
-    let next = core.timing.renewal(sent, moment.1);
+    let answered_at = core.now();
+    let jitter = core.jitter();
+    let next = core.timing.renewal(sent, jitter);
     let mut group = core.schedule.group(next, batch.len());
     for (renewing, verdict) in batch.iter().zip(verdicts) {
-        let kept = keeps_fence(core, renewing, now);
-        let attempt = (renewing.attempt.number, sent, kept);
-        renewing.hold.renewed(core, moment, attempt, verdict, &mut group);
+        let keeps_fence = keeps_fence(core, renewing, now);
+        let renewal = SentRenewal { attempt: renewing.attempt.number, sent, keeps_fence };
+        renewing.hold.renewed(core, answered_at, jitter, renewal, verdict, &mut group);
     }
     drop(group);
     core.schedule.remove(key);

@@ -13,8 +13,9 @@
 
 use crate::clock::Instant;
 use crate::engine::acquire::attempt::ModeChange;
+use crate::engine::machine::count::{Share, Shares};
 use crate::engine::machine::hold::{ChangeVerdict, Phase, Reentry};
-use crate::engine::machine::share::{Share, Shares};
+use crate::engine::machine::mode;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::error::{Error, ErrorKind, Result};
@@ -91,7 +92,7 @@ async fn run(
     }
     let mut change = ModeChange::new(core, hold);
     let number = hold.slot_number();
-    let upgrades = !mode.is_shared();
+    let upgrades = !mode::is_shared(mode);
     let slot = number.filter(|number| !upgrades || core.queue.begin_upgrade(&hold.name, *number));
     let Some(number) = slot else {
         change.refused();
@@ -162,9 +163,9 @@ impl Hold {
         let watchers = self.watchers(&inner);
         let renew = core.timing.renewal(sent, core.jitter());
         let was_at_risk = inner.state.phase() == Phase::AtRisk;
-        let mut state = inner.state.change_mode(&core.timing, now, (sent, renew))?;
+        let mut state = inner.state.change_mode(&core.timing, now, sent, renew)?;
         state.reached(if reached { now } else { Instant::MAX });
-        if mode.is_joined() {
+        if mode::is_joined(mode) {
             state.share();
         }
         let (slot, scheduled) = (inner.slot.take(), inner.scheduled.take());

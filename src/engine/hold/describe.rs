@@ -12,6 +12,7 @@
 
 use crate::clock::Instant;
 use crate::engine::machine::hold::Phase;
+use crate::engine::machine::mode;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::description::Description;
 use crate::engine::shared::hold::{Hold, Inner};
@@ -85,7 +86,7 @@ impl Core {
 impl Hold {
     /// Returns whether a hold that was just renewed is to tell about itself.
     pub(in crate::engine) fn has_to_tell(&self, core: &Core, inner: &Inner, now: Instant) -> bool {
-        let tells = self.mode.has_metadata()
+        let tells = mode::has_metadata(self.mode)
             && (inner.described.is_some() || self.options.label().is_some());
         tells && inner.described.as_ref().is_none_or(|told| told.is_due(core.metadata_kept(), now))
     }

@@ -21,8 +21,8 @@
 //!    released in the store. A request of it that is not answered yet is left to the engine, which hands off what it brings
 //!    ([`Hold::offer`]).
 //! 6. **In the order of the line.** A hold of a fair lock is handed off only to a waiter that may pass those of other
-//!    processes ([`HandoffScope`](crate::engine::machine::scope::HandoffScope)).
-//! 7. **On the terms of its holder.** A hold before the end of its `min_hold` is not handed off, and no hold to a waiter with
+//!    processes ([`HandoffScope`](crate::engine::machine::chain::HandoffScope)).
+//! 7. **By the policy of its holder.** A hold before the end of its `min_hold` is not handed off, and no hold to a waiter with
 //!    another `lock_delay`, which the store does not know yet.
 //! 8. **Its own in the store, if that matters.** A hold that another manager wants is released: that is what it asked for, and
 //!    the next holder, which nothing asked to go, would have the holder id that is wanted. So is one whose id a
@@ -33,10 +33,10 @@
 //!     released: no waiter waits for a future that is not polled.
 
 use crate::clock::Instant;
+use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::{Phase, State};
-use crate::engine::machine::scope::Chain;
-use crate::engine::machine::share::Share;
-use crate::engine::machine::slot::HolderSlot;
+use crate::engine::machine::mode;
+use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::shared::core::{Core, Settings};
 use crate::engine::shared::hold::{Hold, Inner};
 use crate::engine::shared::life::Grant;
@@ -118,16 +118,11 @@ impl Hold {
             || inner.described.as_ref().is_some_and(|told| told.value.is_some())
             || self.keeps_its_id(&inner)
             // The slot of a reader that tried to become the writer is that of a writer still.
-            || !self.mode.can_hand_off()
+            || !mode::can_hand_off(self.mode)
         {
             return Err(inner);
         }
-        let chain = Chain {
-            began: inner.state.chain_began(),
-            is_young: inner.state.is_young(now),
-            scope: inner.state.handoff_scope(),
-            delay: inner.state.delay(),
-        };
+        let chain = inner.state.chain(now);
         let Some(slot) = inner.slot.as_ref().map(HolderSlot::number) else { return Err(inner) };
         let is_offered = inner.state.is_offered();
         let mut told = Recorded::default();
@@ -196,7 +191,7 @@ impl HandedOff {
                 if accepted {
                     told =
                         hold.happened(core, now, report.granted(hold.fence, How::HandedOff, now));
-                    state.set_terms(core.terms(&hold.options, now, report.caller));
+                    state.set_policy(core.policy(&hold.options, now, report.caller));
                 }
                 accepted
             })

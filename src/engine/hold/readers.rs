@@ -13,8 +13,8 @@
 //! 4. **Known to the store once.** Its count there is always 1, so neither a join nor a re-entry sends anything. The last
 //!    lease that ends, of whichever handle, has the hold released.
 
+use crate::engine::machine::count::{Share, Shares};
 use crate::engine::machine::hold::Reentry;
-use crate::engine::machine::share::{Share, Shares};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::{Hold, Inner};
 use crate::engine::shared::report::CallReport;

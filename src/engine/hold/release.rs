@@ -1,9 +1,9 @@
 //! Flushes a hold: has the store release it.
 
 use crate::clock::Instant;
+use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::{Next, Phase};
 use crate::engine::machine::pause::Heard;
-use crate::engine::machine::share::Share;
 use crate::engine::shared::calls::{caught, in_time};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;

@@ -2,6 +2,7 @@
 //! released its lock: it drops what is gone, and then wakes.
 
 use super::name::LastAsk;
+use super::pulse::Pulse;
 use crate::clock::Instant;
 use std::time::Duration;
 
@@ -95,9 +96,13 @@ impl<H> Effects<H> {
 
 impl<H> Default for Effects<H> {
     fn default() -> Self {
-        let (dropped, returned) = (Few::default(), Few::default());
-        let (woken, forgotten) = (Few::default(), Few::default());
-        Self { dropped, returned, handed_off: None, woken, forgotten }
+        Self {
+            dropped: Few::default(),
+            returned: Few::default(),
+            handed_off: None,
+            woken: Few::default(),
+            forgotten: Few::default(),
+        }
     }
 }
 
@@ -114,12 +119,8 @@ pub(in crate::engine) struct Limits {
 
 impl Limits {
     pub(in crate::engine) fn at(&self, now: Instant) -> Times {
-        Times { now, since: self.polled_since(now), due: now + self.attempt }
-    }
-
-    /// Returns the time since which a waiter that is polled has given a pulse.
-    pub(in crate::engine) fn polled_since(&self, now: Instant) -> Instant {
-        Instant::ZERO + now.saturating_duration_since(Instant::ZERO + self.patience)
+        let pulse = Pulse::until(now + self.patience);
+        Times { now, pulse, offer: Pulse::until(now + self.attempt) }
     }
 }
 
@@ -127,10 +128,10 @@ impl Limits {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Times {
     pub(in crate::engine) now: Instant,
-    /// The time since which a waiter that is polled has given a pulse.
-    pub(in crate::engine) since: Instant,
-    /// The time by which an offer that is made now is taken up.
-    pub(in crate::engine) due: Instant,
+    /// The pulse of a waiter that is polled now.
+    pub(in crate::engine) pulse: Pulse,
+    /// The pulse of a turn that is offered now.
+    pub(in crate::engine) offer: Pulse,
 }
 
 /// What a transition works with.

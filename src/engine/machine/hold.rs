@@ -1,17 +1,27 @@
 //! The state machine of a hold: pure transitions over time, without I/O, locks or clocks.
 
-pub(crate) use super::count::{ChangeVerdict, Next, Recorder, Reentry};
-pub(crate) use super::end::Ended;
-pub(crate) use super::policy::Terms;
+pub(crate) use super::count::{Recorder, Reentry};
+pub(crate) use super::policy::HoldPolicy;
+pub(crate) use super::release::{Ended, Next};
+pub(crate) use super::renewal::{RenewalAttempt, SentRenewal};
 
-use super::scope::HandoffScope;
+use super::chain::{Chain, HandoffScope, Handoffs};
+use super::count::CountRecord;
+use super::policy::Caller;
+use super::pulse::Pulse;
+use super::release::Release;
+use super::renewal::{NextRenewal, Renewals};
 use super::timing::Timing;
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Loss, Result};
-use crate::store::Absence;
+use crate::error::{Error, ErrorKind, Fate, Loss, Result};
+use crate::store::{Absence, Keep};
+use std::time::Duration;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The policy of most holds.
+static NO_POLICY: HoldPolicy = HoldPolicy::NONE;
+
 /// The phase of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Held,
     AtRisk,
@@ -20,17 +30,6 @@ pub(crate) enum Phase {
     Releasing,
     /// The store has released it, or it is left to expire.
     Released,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-/// The next renewal of a hold.
-pub(super) enum NextRenewal {
-    Due(Instant),
-    /// In a batch, which the watchdog checks in time for each hold in it.
-    UnderWay {
-        attempt: u32,
-    },
-    Stopped,
 }
 
 /// The work for a hold that is due.
@@ -43,128 +42,55 @@ pub(crate) enum Due {
     TakenBack,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 /// The part of the state that tasks wait on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Visible {
-    pub(in crate::engine) phase: Phase,
-    pub(super) confirmed: Instant,
+    phase: Phase,
+    confirmed: Instant,
     busy: bool,
     over: bool,
 }
 
-/// A renewal to be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RenewalAttempt {
-    pub(crate) number: u32,
-    /// The time after which it must not be sent.
-    pub(crate) believed_until: Instant,
-    pub(crate) fence_kept: Instant,
-}
-
 /// The request in flight that changes the hold in the store. There is at most one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum InFlight {
+enum InFlight {
     None,
     /// A change of the mode, which closes the hold itself if no lease is left at its end.
     ModeChange,
     Release,
 }
 
-/// The record of the count. There is at most one for a holder id.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Recording {
-    #[default]
-    Idle,
-    /// It is submitted, and reads the count when it is sent.
-    Queued,
-    InFlight(u32),
-}
-
-/// The state of a release that is owed to the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cleanup {
-    Idle,
-    /// The watchdog has submitted it.
-    Queued,
-    /// A flush is running, one at a time, so that the gaps between attempts hold. The watchdog may
-    /// have submitted another one meanwhile.
-    Running {
-        queued: bool,
+/// The verdict on a change of the mode that made no hold of the new mode.
+#[derive(Clone, Debug)]
+pub(crate) enum ChangeVerdict {
+    /// The store has changed the mode by a request sent then, and no caller waits for it any more.
+    Changed {
+        sent: Instant,
     },
-}
-
-/// The count in the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Recorded {
-    Known(u32),
-    /// A record of this count has failed. It is not repeated.
-    Tried(u32),
-    Unknown,
-    /// 1, whatever the number of leases: a read hold.
-    One,
-}
-
-impl Recorded {
-    /// Returns whether this count needs no further record.
-    pub(super) fn is(self, count: u32) -> bool {
-        match self {
-            Self::Known(recorded) | Self::Tried(recorded) => recorded == count,
-            Self::Unknown => false,
-            Self::One => true,
-        }
-    }
+    NotYours(Absence),
+    Failed(Error),
 }
 
 /// The state of a hold and of its operations in flight.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(super) phase: Phase,
-    pub(super) in_flight: InFlight,
+    phase: Phase,
+    in_flight: InFlight,
     /// True if the store may have changed the mode, and did not say so.
-    pub(super) mode_unknown: bool,
-    pub(super) cleanup: Cleanup,
+    mode_unknown: bool,
     /// True if it was handed off to a waiter that has not accepted it yet.
-    pub(super) offered: bool,
-    /// True if a release that failed may have run.
-    pub(super) release_unknown: bool,
-    /// Set when the release found that the hold was already lost.
-    pub(super) found_lost: Option<Loss>,
-    /// The time at which the last confirmed grant or renewal was sent.
-    pub(super) confirmed: Instant,
-    pub(super) renewal: NextRenewal,
-    /// The number of the last renewal attempt.
-    pub(super) attempts: u32,
-    /// The number of failed renewals in a row.
-    pub(super) failures: u32,
+    offered: bool,
+    renewals: Renewals,
     /// The end of `max_hold`.
-    pub(super) max_until: Option<Instant>,
-    /// The time at which the store last extended its memory of the fencing token.
-    pub(super) fence_kept: Instant,
+    max_until: Option<Instant>,
     /// The number of live leases in this process.
-    pub(super) live: u32,
-    /// The count in the store.
-    pub(super) recorded: Recorded,
-    pub(super) recording: Recording,
-    /// The number of hand-offs since the grant of the store.
-    pub(super) handoffs: u32,
-    /// The time at which the request was sent that the store granted.
-    pub(super) chain_began: Instant,
-    /// The time by which the store's clock had surely reached the first fencing token of the grant;
-    /// `Instant::MAX` if unknown.
-    pub(super) reached: Instant,
-    /// To whom it may be handed off.
-    pub(super) scope: HandoffScope,
-    /// The latest time of the release that is owed to the store, if the key is still ours after the
-    /// loss.
-    pub(super) owed: Option<Instant>,
-    /// The time until which earlier requests of the grant with an unknown fate may run.
-    pub(super) unsure_until: Option<Instant>,
-    /// The error of the last release that failed.
-    pub(super) release_error: Option<Error>,
-    /// True if the store has answered the release.
-    pub(super) answered: bool,
+    live: u32,
+    /// The record of that number in the store.
+    record: CountRecord,
+    handoffs: Handoffs,
+    release: Release,
     /// `None` for most holds.
-    pub(super) terms: Option<Box<Terms>>,
+    policy: Option<Box<HoldPolicy>>,
 }
 
 impl State {
@@ -178,30 +104,16 @@ impl State {
     ) -> Self {
         Self {
             phase: Phase::Held,
-            confirmed: sent,
-            renewal: NextRenewal::Due(renew),
-            attempts: 0,
-            failures: 0,
-            chain_began: sent,
-            reached: sent,
-            scope: HandoffScope::Plain,
-            handoffs: 0,
-            live: 1,
-            recorded: Recorded::Known(1),
-            recording: Recording::Idle,
-            offered: false,
             in_flight: InFlight::None,
             mode_unknown: false,
-            cleanup: Cleanup::Idle,
-            owed: None,
+            offered: false,
+            renewals: Renewals::new(sent, renew),
             max_until,
-            unsure_until,
-            fence_kept: sent,
-            release_error: None,
-            answered: false,
-            release_unknown: false,
-            found_lost: None,
-            terms: None,
+            live: 1,
+            record: CountRecord::GRANTED,
+            handoffs: Handoffs::none(sent),
+            release: Release::new(unsure_until),
+            policy: None,
         }
     }
 
@@ -210,7 +122,7 @@ impl State {
     }
 
     pub(in crate::engine) fn confirmed(&self) -> Instant {
-        self.confirmed
+        self.renewals.confirmed
     }
 
     pub(in crate::engine) fn live(&self) -> u32 {
@@ -227,8 +139,10 @@ impl State {
 
     /// Returns the part of the state that tasks wait on.
     pub(in crate::engine) fn visible(&self) -> Visible {
-        let (busy, over) = (self.is_busy(), self.is_over());
-        Visible { phase: self.phase, confirmed: self.confirmed, busy, over }
+        let confirmed = self.renewals.confirmed;
+        let busy = self.is_busy();
+        let over = self.is_over();
+        Visible { phase: self.phase, confirmed, busy, over }
     }
 
     /// Returns whether the holder may rely on the hold.
@@ -240,19 +154,19 @@ impl State {
     /// store.
     pub(in crate::engine) fn is_over(&self) -> bool {
         // After a loss, an operation that is still in flight changes nothing any more.
-        let is_done = matches!(self.phase, Phase::Lost(_)) && self.owed.is_none();
+        let is_done = matches!(self.phase, Phase::Lost(_)) && self.release.owed.is_none();
         is_done || self.phase == Phase::Released
     }
 
     /// Returns `D`: the time until which the store surely keeps the key.
     pub(in crate::engine) fn deadline(&self, timing: &Timing) -> Instant {
-        timing.deadline(self.confirmed)
+        timing.deadline(self.renewals.confirmed)
     }
 
     /// Returns `C`, or the end of `max_hold` if that is earlier: the time until which the holder
     /// may rely on the hold.
     pub(in crate::engine) fn believed_until(&self, timing: &Timing) -> Instant {
-        let cancel = timing.cancel(self.confirmed);
+        let cancel = timing.cancel(self.renewals.confirmed);
         self.max_until.map_or(cancel, |max| max.min(cancel))
     }
 
@@ -260,7 +174,7 @@ impl State {
     pub(in crate::engine) fn needs_flush(&self) -> bool {
         match self.phase {
             Phase::Releasing => true,
-            Phase::Lost(_) => self.owed.is_some() && self.live == 0,
+            Phase::Lost(_) => self.release.owed.is_some() && self.live == 0,
             Phase::Held | Phase::AtRisk | Phase::Released => false,
         }
     }
@@ -270,17 +184,19 @@ impl State {
         match self.phase {
             Phase::Held | Phase::AtRisk => {
                 let end = self.ends_at(timing);
-                let at = match self.renewal {
+                let at = match self.renewals.next {
                     NextRenewal::Due(at) if self.is_kept() => Some(at.min(end)),
                     // The batch is watched, but for this.
-                    NextRenewal::UnderWay { .. } => self.stalls_at(timing),
+                    NextRenewal::UnderWay { .. } => self.stalls_at(),
                     NextRenewal::Due(_) | NextRenewal::Stopped => Some(end),
                 };
-                at.into_iter().chain(self.warns_at()).min()
+                at.into_iter().chain(self.policy().warn_at).min()
             }
             Phase::Releasing => Some(self.abandoned_at(timing)),
-            Phase::Lost(_) if self.is_queued() => self.owed.map(|_| self.abandoned_at(timing)),
-            Phase::Lost(_) => self.owed,
+            Phase::Lost(_) if self.release.is_queued() => {
+                self.release.owed.map(|_| self.abandoned_at(timing))
+            }
+            Phase::Lost(_) => self.release.owed,
             Phase::Released => None,
         }
     }
@@ -289,34 +205,75 @@ impl State {
         self.phase == Phase::Releasing
     }
 
-    /// Returns whether it may be renewed: it has a live lease that a waiter has accepted.
-    fn renewable(&self) -> bool {
-        self.is_kept() && !self.offered
+    /// Returns whether it was handed off to a waiter that has not accepted it.
+    pub(in crate::engine) fn is_offered(&self) -> bool {
+        self.offered
     }
 
-    /// Sets the time by which the store's clock has reached the first fencing token.
-    pub(in crate::engine) fn reached(&mut self, time: Instant) {
-        self.reached = time;
+    /// Returns the loss, also one that only the release has found.
+    pub(in crate::engine) fn loss(&self) -> Option<Loss> {
+        match self.phase {
+            Phase::Lost(loss) => Some(loss),
+            _ => self.release.found_lost(),
+        }
     }
 
+    pub(in crate::engine) fn release_error(&self) -> Option<Error> {
+        self.release.error()
+    }
+
+    /// Returns how the release ended, once the hold is released.
+    pub(in crate::engine) fn end_of_release(&self) -> Ended {
+        self.release.end()
+    }
+
+    /// Returns the time at which the hold is lost if nothing happens before.
+    pub(in crate::engine) fn ends_at(&self, timing: &Timing) -> Instant {
+        let until = self.believed_until(timing);
+        self.stalls_at().map_or(until, |stalls| stalls.min(until))
+    }
+
+    /// Returns the time at which the hold is lost without a report of progress, or a pulse.
+    fn stalls_at(&self) -> Option<Instant> {
+        self.policy().stalls_at(self.live)
+    }
+
+    /// Returns the time at which the release is given up and the key is left to expire.
+    fn abandoned_at(&self, timing: &Timing) -> Instant {
+        self.release.abandoned_at(self.deadline(timing), timing.attempt)
+    }
+
+    /// Returns whether the hold is to be renewed: a caller has a lease of it, or the call that will return one has a
+    /// pulse. A change of the mode is so short that it needs none, and a future that is not polled keeps nothing.
+    fn is_kept(&self) -> bool {
+        self.live > 0 && !self.policy().is_unused(self.live)
+    }
+}
+
+/// The clock, renewals and the loss.
+impl State {
     /// Loses the hold. With `owed` the key is still ours, and is to be released by then.
     pub(in crate::engine) fn lose(&mut self, loss: Loss, owed: Option<Instant>) {
         if self.believed() {
             self.phase = Phase::Lost(loss);
-            self.renewal = NextRenewal::Stopped;
-            self.owed = owed;
+            self.renewals.stop();
+            self.release.owed = owed;
         }
     }
 
     /// Loses the hold if `C` or the end of `max_hold` has passed.
     pub(in crate::engine) fn expire(&mut self, timing: &Timing, now: Instant) {
-        if now >= timing.cancel(self.confirmed) {
+        if now >= timing.cancel(self.renewals.confirmed) {
             self.lose(Loss::Expired, None);
         } else if self.max_until.is_some_and(|max| now >= max) {
             self.lose(Loss::MaxHold, Some(now + timing.grace));
-        } else if self.silent_at(timing).is_some_and(|at| now >= at) {
-            self.lose_silent(now);
-        } else if self.stalls_at(timing).is_some_and(|at| now >= at) {
+        } else if self.policy().is_silent(self.live, now) {
+            if let (true, Some(policy)) = (self.believed(), &mut self.policy) {
+                // No caller has a lease, so there is no use that the delay would wait for.
+                policy.delay = Duration::ZERO;
+            }
+            self.lose(Loss::Stalled, Some(now));
+        } else if self.stalls_at().is_some_and(|at| now >= at) {
             self.lose(Loss::Stalled, Some(now + timing.grace));
         }
     }
@@ -324,22 +281,16 @@ impl State {
     /// Returns the work that is due at `now`, and starts it.
     pub(in crate::engine) fn tick(&mut self, timing: &Timing, now: Instant) -> Due {
         self.expire(timing, now);
-        if (self.is_queued() || self.phase == Phase::Releasing) && now >= self.abandoned_at(timing)
-        {
+        let is_owed = self.release.is_queued() || self.phase == Phase::Releasing;
+        if is_owed && now >= self.abandoned_at(timing) {
             self.end();
         }
         self.keep_delay(timing, now);
         if let Phase::Lost(_) = self.phase {
-            let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.is_queued();
-            if due {
-                self.set_queued(true);
-            }
-            return if due { Due::Flush } else { Due::Nothing };
+            let queues = self.release.queue_if_due(self.live, now);
+            return if queues { Due::Flush } else { Due::Nothing };
         }
-        match self.renewal {
-            NextRenewal::Due(at) if at <= now => self.verify(timing, now),
-            _ => Due::Nothing,
-        }
+        if self.renewals.is_due(now) { self.verify(timing, now) } else { Due::Nothing }
     }
 
     /// Starts a renewal, or takes the hold back if its waiter has not accepted it.
@@ -351,41 +302,34 @@ impl State {
         Due::TakenBack
     }
 
-    pub(super) fn attempt(&mut self, believed_until: Instant) -> RenewalAttempt {
-        let number = self.attempts.wrapping_add(1);
-        self.attempts = number;
-        self.renewal = NextRenewal::UnderWay { attempt: number };
-        RenewalAttempt { number, believed_until, fence_kept: self.fence_kept }
-    }
-
     /// Makes the next renewal due now.
     pub(in crate::engine) fn renew_at(&mut self, now: Instant) {
-        if let (true, NextRenewal::Due(at)) = (self.believed(), self.renewal) {
-            self.renewal = NextRenewal::Due(at.min(now));
+        if self.believed() {
+            self.renewals.hasten(now);
         }
     }
 
     /// Starts a renewal that is not due yet.
     pub(in crate::engine) fn renew_early(&mut self, timing: &Timing, now: Instant) -> Due {
-        match self.renewal {
-            NextRenewal::Due(_)
-                if self.renewable() && self.believed() && now < self.believed_until(timing) =>
-            {
-                Due::Renew(self.attempt(self.believed_until(timing)))
-            }
-            _ => Due::Nothing,
+        let until = self.believed_until(timing);
+        let may_renew = self.believed() && self.is_kept() && !self.offered && now < until;
+        if may_renew && self.renewals.is_planned() {
+            Due::Renew(self.renewals.begin(until))
+        } else {
+            Due::Nothing
         }
     }
 
-    /// Applies the verdict on renewal `attempt`, which was sent at `sent`.
+    /// Applies the verdict on a renewal.
     pub(in crate::engine) fn renewed(
         &mut self,
         timing: &Timing,
         now: Instant,
         jitter: f64,
-        (attempt, sent, fence_kept): (u32, Instant, bool),
+        renewal: SentRenewal,
         verdict: Result<Option<Absence>>,
     ) {
+        let SentRenewal { attempt, sent, keeps_fence } = renewal;
         self.expire(timing, now);
         if !self.believed() {
             if let Ok(None) = verdict {
@@ -395,9 +339,9 @@ impl State {
         }
         match verdict {
             Ok(None) => {
-                self.confirm_jittered(timing, sent, jitter);
-                if fence_kept {
-                    self.fence_kept = sent;
+                self.confirm(timing, sent, jitter);
+                if keeps_fence {
+                    self.renewals.keep_fence(sent);
                 }
             }
             Ok(Some(absence)) => self.lose(absence.into(), None),
@@ -421,45 +365,557 @@ impl State {
     }
 
     fn renewal_failed(&mut self, timing: &Timing, now: Instant, jitter: f64, attempt: u32) {
-        // An attempt that was given up may still fail later; that counts once only.
-        if self.renewal != (NextRenewal::UnderWay { attempt }) {
-            return;
+        if self.renewals.fail(timing, now, jitter, attempt) {
+            self.phase = Phase::AtRisk;
         }
-        self.phase = Phase::AtRisk;
-        self.failures = self.failures.saturating_add(1);
-        self.renewal = NextRenewal::Due(now + timing.gap(self.failures, jitter));
     }
 
-    pub(super) fn confirm_jittered(&mut self, timing: &Timing, sent: Instant, jitter: f64) {
-        let latest = self.confirmed.max(sent);
-        self.confirm(latest, timing.renewal(latest, jitter));
-    }
-
-    /// Records the confirmation of a request sent at `sent`, and the time of the next renewal.
-    pub(super) fn confirm(&mut self, sent: Instant, next: Instant) {
-        self.confirmed = sent;
+    /// Records the confirmation of a request sent at `sent`.
+    fn confirm(&mut self, timing: &Timing, sent: Instant, jitter: f64) {
+        self.renewals.confirm(timing, sent, jitter);
         self.phase = Phase::Held;
-        self.failures = 0;
-        self.renewal = NextRenewal::Due(next);
+    }
+
+    /// Owes a release after a confirmation that came too late: the store keeps the key for T from
+    /// `sent`, without a holder. It is sent when the leases are gone, or when they cannot rely on
+    /// the key any more.
+    fn owe_late(&mut self, timing: &Timing, sent: Instant, now: Instant) {
+        if self.owes_nothing_yet() && !self.leaves_to_expire(timing, now) {
+            self.release.owe(self.deadline(timing).max(now));
+            let runs_until = sent + timing.ttl + self.delay();
+            self.release.unsure_until = self.release.unsure_until.max(Some(runs_until));
+        }
+    }
+
+    /// Owes a release by `until`: a key that was to be deleted may still exist.
+    pub(in crate::engine) fn owe(&mut self, until: Instant) {
+        if self.owes_nothing_yet() {
+            self.release.owe(until);
+        }
+    }
+
+    fn owes_nothing_yet(&self) -> bool {
+        matches!(self.phase, Phase::Lost(_)) && self.release.owed.is_none()
     }
 }
 
-impl From<Absence> for Loss {
-    fn from(absence: Absence) -> Self {
-        match absence {
-            Absence::Gone => Loss::Gone,
-            Absence::Taken => Loss::Taken,
-            Absence::Stolen => Loss::Stolen,
-            Absence::Forced => Loss::Revoked,
+/// Leases that begin and end, and changes of the mode.
+impl State {
+    /// Adds a lease of the handle that has the hold. Returns why not if it cannot.
+    pub(in crate::engine) fn enter_again(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+    ) -> Result<(), Reentry> {
+        self.check_entry(timing, now)?;
+        if self.mode_unknown {
+            // It may admit others by now, and is about to be released.
+            return Err(Reentry::Over);
         }
+        self.live += 1;
+        self.report(now);
+        Ok(())
+    }
+
+    /// Begins a change of the mode, if the hold has one lease. Returns whether it does; the verdict must follow then.
+    pub(in crate::engine) fn begin_mode_change(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+    ) -> Result<bool, Reentry> {
+        self.check_entry(timing, now)?;
+        let begins = self.live == 1;
+        if begins {
+            self.in_flight = InFlight::ModeChange;
+        }
+        Ok(begins)
+    }
+
+    fn check_entry(&mut self, timing: &Timing, now: Instant) -> Result<(), Reentry> {
+        self.expire(timing, now);
+        match self.phase {
+            Phase::Lost(loss) if self.live > 0 => Err(Reentry::Lost(loss)),
+            Phase::Lost(_) | Phase::Releasing | Phase::Released => Err(Reentry::Over),
+            Phase::Held | Phase::AtRisk if self.is_busy() => Err(Reentry::Busy),
+            Phase::Held | Phase::AtRisk => Ok(()),
+        }
+    }
+
+    /// Makes it the state of a read hold, which handles share.
+    pub(in crate::engine) fn share(&mut self) {
+        self.record.share();
+    }
+
+    /// Adds a lease of another handle, if the hold is as good as a new grant: it is sure, nothing changes its mode, enough
+    /// time is left, and the store was asked lately, so that waiters elsewhere do not wait long. Returns whether it did.
+    pub(in crate::engine) fn join(&mut self, timing: &Timing, now: Instant) -> bool {
+        let joins =
+            self.is_sure(timing, now) && self.is_shared() && self.handoffs.is_recent(timing, now);
+        if joins {
+            self.live += 1;
+            self.report(now);
+        }
+        joins
+    }
+
+    /// Adds a lease of a handle that shares the hold already. Returns why not if it cannot.
+    pub(in crate::engine) fn join_again(&mut self, now: Instant) -> Option<Reentry> {
+        match self.phase {
+            Phase::Lost(loss) => Some(Reentry::Lost(loss)),
+            Phase::Held | Phase::AtRisk if self.is_busy() => Some(Reentry::Busy),
+            Phase::Held | Phase::AtRisk if self.is_shared() => {
+                self.live += 1;
+                self.report(now);
+                None
+            }
+            // Its mode is not known, and it is about to be released.
+            Phase::Held | Phase::AtRisk | Phase::Releasing | Phase::Released => Some(Reentry::Over),
+        }
+    }
+
+    /// Returns whether it is sure, with enough time left, and no request that changes it is in flight.
+    fn is_sure(&self, timing: &Timing, now: Instant) -> bool {
+        self.phase == Phase::Held
+            && !self.is_busy()
+            && !timing.stale(self.renewals.confirmed, now)
+            && self.max_until.is_none_or(|max| now < max)
+    }
+
+    /// Returns whether it is a read hold, which handles may share.
+    fn is_shared(&self) -> bool {
+        self.record.is_shared() && !self.mode_unknown
+    }
+
+    /// Ends a change of the mode that made no hold of the new mode.
+    pub(in crate::engine) fn end_mode_change(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        jitter: f64,
+        verdict: ChangeVerdict,
+    ) -> Result<()> {
+        self.in_flight = InFlight::None;
+        self.expire(timing, now);
+        let result = match (self.phase, verdict) {
+            (Phase::Lost(loss), verdict) => {
+                if let ChangeVerdict::Changed { sent } = verdict {
+                    self.owe_late(timing, sent, now);
+                }
+                Err(Error::lost(loss))
+            }
+            (_, ChangeVerdict::Failed(error)) if error.kind() == ErrorKind::WrongType => {
+                self.lose(Loss::Taken, None);
+                Err(error)
+            }
+            (_, ChangeVerdict::Changed { sent }) => {
+                self.confirm(timing, sent, jitter);
+                self.mode_unknown = true;
+                Ok(())
+            }
+            (_, ChangeVerdict::NotYours(absence)) => {
+                self.lose(absence.into(), None);
+                Err(Error::lost(absence.into()))
+            }
+            (_, ChangeVerdict::Failed(error)) => {
+                self.mode_unknown |= error.fate() != Fate::NotExecuted;
+                Err(error)
+            }
+        };
+        self.close_if_left();
+        result
+    }
+
+    /// Ends one lease. Returns the phase before that.
+    pub(in crate::engine) fn leave(&mut self, timing: &Timing, now: Instant) -> Phase {
+        self.expire(timing, now);
+        let phase = self.phase;
+        self.live = self.live.saturating_sub(1);
+        self.close_if_left();
+        phase
+    }
+
+    /// Ends the hold for its only lease, after the store has changed its mode by a request of `sent`. Returns the state of
+    /// the hold in the new mode, to be renewed first at `renew`, or `None` if it is lost, or the answer came too late.
+    pub(in crate::engine) fn change_mode(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        sent: Instant,
+        renew: Instant,
+    ) -> Option<Self> {
+        self.expire(timing, now);
+        if !self.believed() || timing.stale(sent, now) {
+            return None;
+        }
+        // The caller gets the lease that was in the change.
+        self.end_ahead();
+        let unsure_until = self.release.unsure_until.take();
+        let next = Self {
+            policy: self.policy.take(),
+            record: self.record.change_mode(),
+            ..Self::granted(sent, renew, self.max_until, unsure_until)
+        };
+        self.in_flight = InFlight::None;
+        self.replaced();
+        Some(next)
+    }
+
+    /// Closes a hold without leases (invariant 5). One whose mode is being changed closes at the verdict.
+    fn close_if_left(&mut self) {
+        if self.live == 0 && self.believed() && self.in_flight != InFlight::ModeChange {
+            self.phase = Phase::Releasing;
+            self.renewals.stop();
+        }
+    }
+
+    /// Ends one lease without a release: the hold is left to expire.
+    pub(in crate::engine) fn forget(&mut self) {
+        self.live = self.live.saturating_sub(1);
+        if self.live == 0 && self.in_flight != InFlight::ModeChange {
+            self.release.owed = None;
+            self.release.unsure_until = None;
+            self.renewals.stop();
+            if self.believed() {
+                self.phase = Phase::Released;
+            }
+        }
+    }
+
+    /// Returns the count to record, if the store has another one than this process.
+    fn to_record(&self) -> Option<u32> {
+        let counts = self.believed() && self.live > 0 && !self.mode_unknown && !self.is_busy();
+        Some(self.live).filter(|live| counts && !self.record.has(*live))
+    }
+
+    /// Returns whether a record of the count is to be submitted, which counts as submitted from now on.
+    pub(in crate::engine) fn queue_record(&mut self) -> bool {
+        let needs_one = self.to_record().is_some();
+        self.record.queue_if_idle(needs_one)
+    }
+
+    /// Returns whether a record is submitted or in flight. A hold that was handed off, or whose mode was changed, has handed
+    /// it off.
+    pub(in crate::engine) fn has_record(&self) -> bool {
+        self.record.is_under_way()
+    }
+
+    /// Begins the record that was submitted. Returns the count, or `None` if the store has it. After a count,
+    /// [`end_record`](Self::end_record) must follow.
+    pub(in crate::engine) fn begin_record(&mut self) -> Option<u32> {
+        let count = self.to_record();
+        self.record.begin(count)
+    }
+
+    /// Submits the record again: its task has ended halfway.
+    pub(in crate::engine) fn requeue_record(&mut self) {
+        self.record.requeue();
+    }
+
+    /// Applies the verdict on a record of the count. The record goes on until the store has the count. An absence is no loss
+    /// of a hold that was not there when it was sent: the next renewal, which is due now, decides.
+    pub(in crate::engine) fn end_record(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        by: Recorder,
+        verdict: Result<Option<Absence>>,
+    ) {
+        let Some(count) = self.record.end() else { return };
+        self.expire(timing, now);
+        // The store may have changed the mode already.
+        let by = if self.is_busy() { Recorder::OtherMode } else { by };
+        let absence = match &verdict {
+            Ok(absence) => absence.map(Loss::from),
+            Err(error) => (error.kind() == ErrorKind::WrongType).then_some(Loss::Taken),
+        };
+        match (by, absence) {
+            (Recorder::Same, Some(loss)) => self.lose(loss, None),
+            (Recorder::Before | Recorder::OtherMode, Some(_)) => self.renew_at(now),
+            (Recorder::OtherMode, None) => {}
+            (Recorder::Same | Recorder::Before, None) => {
+                // The count in the store is only a record; renewals and the release work without it.
+                self.record.set(count, verdict.is_ok());
+            }
+        }
+    }
+}
+
+/// Hand-offs.
+impl State {
+    /// Returns whether the hold may be handed off when its last lease ends now: it is sure, in the mode that it has in the
+    /// store, neither a renewal nor a change of the mode is in flight, enough time is left, and other processes have not
+    /// waited for too long. A record of the count may be in flight: the next hold goes on with it.
+    pub(in crate::engine) fn may_hand_off(
+        &self,
+        timing: &Timing,
+        now: Instant,
+        bound: u32,
+    ) -> bool {
+        self.live == 1
+            && self.is_sure(timing, now)
+            && !self.mode_unknown
+            && self.renewals.is_planned()
+            && self.handoffs.may_go_on(timing, now, bound)
+            && self.policy().may_end_early(now)
+    }
+
+    /// Sets the time by which the store's clock has reached the first fencing token.
+    pub(in crate::engine) fn reached(&mut self, time: Instant) {
+        self.handoffs.reached = time;
+    }
+
+    /// Sets to whom the hold may be handed off.
+    pub(in crate::engine) fn set_handoff_scope(&mut self, scope: HandoffScope) {
+        self.handoffs.scope = scope;
+    }
+
+    /// Returns to whom the hold may be handed off.
+    pub(in crate::engine) fn handoff_scope(&self) -> HandoffScope {
+        self.handoffs.scope
+    }
+
+    /// Returns the time of the request that the store granted; hand-offs keep it.
+    pub(in crate::engine) fn chain_began(&self) -> Instant {
+        self.handoffs.began
+    }
+
+    /// Returns the chain of hand-offs that it belongs to.
+    pub(in crate::engine) fn chain(&self, now: Instant) -> Chain {
+        self.handoffs.chain(now, self.delay())
+    }
+
+    /// Returns whether the next holder in a chain has its own fencing token, after a grant that reserved `block`.
+    pub(in crate::engine) fn has_fence(&self, now: Instant, block: u32) -> bool {
+        self.handoffs.has_fence(now, block)
+    }
+
+    /// Ends the hold for its holder. Returns the state of the next hold, which must be accepted
+    /// before its renewal is due, at `earliest` or later.
+    pub(in crate::engine) fn hand_off(&mut self, earliest: Instant) -> Self {
+        let unsure_until = self.release.unsure_until.take();
+        let next = Self {
+            renewals: self.renewals.hand_off(earliest),
+            policy: self.policy().handed_off(),
+            offered: true,
+            handoffs: self.handoffs.next(),
+            record: self.record.hand_off(),
+            ..Self::granted(earliest, earliest, None, unsure_until)
+        };
+        self.replaced();
+        next
+    }
+
+    /// Ends the hold for its holder: another one has taken its place.
+    fn replaced(&mut self) {
+        self.live = 0;
+        self.phase = Phase::Released;
+        self.renewals.stop();
+    }
+
+    /// Accepts the hold, if its waiter can rely on it for as long as on a new grant. Returns
+    /// whether it did. `max_hold` counts from here.
+    pub(in crate::engine) fn accept(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        max_hold: Option<Duration>,
+    ) -> bool {
+        self.expire(timing, now);
+        let accepted = self.phase == Phase::Held && !timing.stale(self.renewals.confirmed, now);
+        if accepted {
+            self.offered = false;
+            self.max_until = max_hold.map(|max| now + max);
+        }
+        accepted
+    }
+}
+
+/// The release.
+impl State {
+    /// Begins a flush by the engine. Returns whether none is running yet.
+    pub(in crate::engine) fn begin_flush(&mut self) -> bool {
+        self.release.begin_flush()
+    }
+
+    /// Ends a flush by the engine.
+    pub(in crate::engine) fn end_flush(&mut self) {
+        self.release.end_flush();
+    }
+
+    /// Begins the release, if it is due. After [`Next::Release`] the verdict must follow.
+    pub(in crate::engine) fn begin_release(&mut self, timing: &Timing, now: Instant) -> Next {
+        self.keep_delay(timing, now);
+        let due = match self.phase {
+            Phase::Releasing => true,
+            Phase::Lost(_) => self.release.is_due(self.live, now),
+            Phase::Held | Phase::AtRisk | Phase::Released => false,
+        };
+        match due && !self.is_over() {
+            false => Next::Nothing,
+            true if self.is_busy() => Next::Busy,
+            true => {
+                self.in_flight = InFlight::Release;
+                Next::Release
+            }
+        }
+    }
+
+    /// Applies the verdict on the release. Returns the result for the caller that waits for it.
+    pub(in crate::engine) fn released(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        verdict: Result<Option<Absence>>,
+    ) -> Result<()> {
+        self.in_flight = InFlight::None;
+        let absence = verdict.inspect_err(|error| self.release.failed(error))?;
+        self.end();
+        let is_done = self.policy().done.is_some();
+        self.release.answered(absence, now < self.deadline(timing), is_done)
+    }
+
+    /// Returns the period in which late copies of the grant must be swept, once the hold is over.
+    pub(in crate::engine) fn sweep(
+        &self,
+        timing: &Timing,
+        now: Instant,
+    ) -> Option<(Instant, Instant)> {
+        if self.leaves_to_expire(timing, now) {
+            return None;
+        }
+        let until = self.release.unsure_until.filter(|until| *until > now)?;
+        let from = match self.phase {
+            // The key is still ours until `D`; no other holder may be granted the name before.
+            Phase::Lost(Loss::Expired) => self.deadline(timing),
+            _ => now,
+        };
+        Some((from, until))
+    }
+
+    /// Ends the hold: nothing more is owed to the store.
+    pub(in crate::engine) fn end(&mut self) {
+        self.release.owed = None;
+        if self.phase == Phase::Releasing {
+            self.phase = Phase::Released;
+        }
+    }
+
+    /// Gives up a release that is owed, if the name is left to expire: with the last lease, or at the end of the grace.
+    fn keep_delay(&mut self, timing: &Timing, now: Instant) {
+        if self.release.is_due(self.live, now) && self.leaves_to_expire(timing, now) {
+            self.release.leave_to_expire();
+        }
+    }
+
+    /// Returns whether a lost hold is left to expire, so that its delay is in force. A release that leaves a mark keeps the
+    /// name closed by itself, and for longer.
+    fn leaves_to_expire(&self, timing: &Timing, now: Instant) -> bool {
+        let left = match self.phase {
+            Phase::Lost(Loss::Expired) => true,
+            Phase::Lost(Loss::MaxHold | Loss::Stalled | Loss::Closed) => {
+                self.mark(timing, now).is_none()
+            }
+            // The key is not there, or is to be deleted by force.
+            _ => false,
+        };
+        left && !self.delay().is_zero()
+    }
+
+    /// Returns the mark that a release at `now` leaves.
+    pub(in crate::engine) fn mark(&self, timing: &Timing, now: Instant) -> Option<Keep> {
+        let is_lost = matches!(self.phase, Phase::Lost(_));
+        let expires = is_lost.then(|| self.deadline(timing));
+        self.policy().mark(now, expires, timing.ttl)
+    }
+}
+
+/// The policy.
+impl State {
+    fn policy(&self) -> &HoldPolicy {
+        self.policy.as_deref().unwrap_or(&NO_POLICY)
+    }
+
+    pub(in crate::engine) fn set_policy(&mut self, policy: Option<Box<HoldPolicy>>) {
+        if policy.as_ref().is_some_and(|policy| policy.awaits_lease) {
+            self.max_until = None;
+        }
+        self.policy = policy;
+    }
+
+    /// Begins `stall_after` and `max_hold`, if they have not begun with the hold.
+    pub(in crate::engine) fn begin_limits(
+        &mut self,
+        now: Instant,
+        stall_after: Option<Duration>,
+        max_hold: Option<Duration>,
+    ) {
+        let Some(policy) = self.policy.as_mut().filter(|policy| policy.awaits_lease) else {
+            return;
+        };
+        policy.awaits_lease = false;
+        policy.stall = stall_after.map(|longest| (longest, now));
+        self.max_until = max_hold.map(|max| now + max);
+    }
+
+    /// Records that no caller has a new lease yet, if its call has a pulse. Returns whether it has.
+    pub(in crate::engine) fn begin_ahead(&mut self) -> bool {
+        let policy = self.policy.as_mut().filter(|policy| policy.pulse.is_some());
+        policy.map(|policy| policy.ahead += 1).is_some()
+    }
+
+    /// Records that a lease is in a change of the mode, so that no caller has it.
+    pub(in crate::engine) fn begin_change(&mut self) {
+        self.policy.get_or_insert_default().ahead += 1;
+    }
+
+    /// Records that a caller has got such a lease, or that it ends next.
+    pub(in crate::engine) fn end_ahead(&mut self) {
+        if let Some(policy) = &mut self.policy {
+            policy.end_ahead();
+        }
+    }
+
+    /// Records the last pulse of the call that the hold was granted to.
+    pub(in crate::engine) fn beat(&mut self, pulse: Pulse) {
+        if let Some(policy) = &mut self.policy {
+            policy.beat(pulse);
+        }
+    }
+
+    /// Begins `min_hold`, which ends at `until`, unless an earlier lease of the hold has begun it.
+    pub(in crate::engine) fn begin_min_hold(&mut self, until: Instant) {
+        self.policy.get_or_insert_default().min_until.get_or_insert(until);
+    }
+
+    /// Returns the time for which the store keeps the name closed beyond T.
+    pub(in crate::engine) fn delay(&self) -> Duration {
+        self.policy().delay
+    }
+
+    /// Records that the work is done, if the hold is not lost: its release keeps the name closed for `keep`.
+    pub(in crate::engine) fn finish(&mut self, timing: &Timing, now: Instant, keep: Duration) {
+        self.expire(timing, now);
+        if self.believed() {
+            self.policy.get_or_insert_default().done = Some(keep);
+        }
+    }
+
+    /// Records progress.
+    pub(in crate::engine) fn report(&mut self, now: Instant) {
+        if let Some(policy) = &mut self.policy {
+            policy.report(now);
+        }
+    }
+
+    /// Returns when the hold began, and where, if it has been held for so long that a warning is due. Once only.
+    pub(in crate::engine) fn warn(&mut self, now: Instant) -> Option<(Instant, Caller)> {
+        if self.believed() { self.policy.as_mut()?.warn(now) } else { None }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Fate;
-    use std::time::Duration;
 
     /// T = 1 s: renew at 333 ms, attempts of 166 ms, C = 888 ms, D = 988 ms.
     fn timing() -> Timing {
@@ -492,7 +948,13 @@ mod tests {
         sent: u64,
         verdict: Result<Option<Absence>>,
     ) {
-        state.renewed(&timing(), at(now), 0.0, (attempt, at(sent), false), verdict);
+        state.renewed(
+            &timing(),
+            at(now),
+            0.0,
+            SentRenewal { attempt, sent: at(sent), keeps_fence: false },
+            verdict,
+        );
     }
 
     #[test]
@@ -558,7 +1020,7 @@ mod tests {
         let second = renew(&mut state, 520);
         verdict(&mut state, 530, first, 333, Err(unavailable()));
         state.unanswered(&timing(), at(531), 0.0, first);
-        assert_eq!(state.renewal, NextRenewal::UnderWay { attempt: second });
+        assert_eq!(state.renewals.next, NextRenewal::UnderWay { attempt: second });
     }
 
     #[test]
@@ -949,7 +1411,13 @@ mod tests {
             due => panic!("{due:?}"),
         };
         assert!(!state.may_hand_off(&timing(), at(21), 1), "a renewal is in flight");
-        state.renewed(&timing(), at(30), 0.0, (attempt, at(20), false), Ok(None));
+        state.renewed(
+            &timing(),
+            at(30),
+            0.0,
+            SentRenewal { attempt, sent: at(20), keeps_fence: false },
+            Ok(None),
+        );
         let mut next = state.hand_off(at(0));
         assert_eq!(state.phase(), Phase::Released);
         assert!(!next.may_hand_off(&timing(), at(40), 1), "handed off once");

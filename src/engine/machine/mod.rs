@@ -1,21 +1,26 @@
 //! The rules of the engine as state machines and arithmetic: who may ask for a name, how long a hold is valid, when to
-//! look at it again. Nothing here does I/O.
+//! look at it again. Nothing here does I/O: times come in as values, and what follows goes out as values.
+//!
+//! - [`hold`] is the life of one hold, with its renewals and its release, the [`count`] of its leases, the [`chain`] of
+//!   hand-offs that it belongs to, and its [`policy`].
+//! - [`name`] is one name in this process: its [`occupants`], its [`waiters`], what they are offered, and the [`effects`] of a
+//!   transition.
+//! - Both read [`timing`], ask about a [`mode`] here, and take a call for polled by its [`pulse`].
+//! - [`pause`] yields to waiters of other processes, and [`schedule`] is what the watchdog does when.
 
-mod count;
+pub(super) mod chain;
+pub(super) mod count;
 pub(super) mod effects;
-mod end;
 pub(super) mod hold;
-mod mode;
+pub(super) mod mode;
 pub(super) mod name;
 pub(super) mod occupants;
 mod offers;
-mod owed;
 pub(super) mod pause;
-mod policy;
+pub(super) mod policy;
 pub(super) mod pulse;
+mod release;
+mod renewal;
 pub(super) mod schedule;
-pub(super) mod scope;
-pub(super) mod share;
-pub(super) mod slot;
 pub(super) mod timing;
 pub(super) mod waiters;

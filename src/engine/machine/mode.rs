@@ -6,103 +6,101 @@
 
 use crate::store::Mode;
 
-impl Mode {
-    /// Returns whether two holds of this mode can exist at once.
-    pub(in crate::engine) fn is_shared(self) -> bool {
-        match self {
-            Self::Read | Self::Permits { .. } => true,
-            Self::Exclusive | Self::Write => false,
-        }
+/// Returns whether two holds of this mode can exist at once.
+pub(in crate::engine) fn is_shared(mode: Mode) -> bool {
+    match mode {
+        Mode::Read | Mode::Permits { .. } => true,
+        Mode::Exclusive | Mode::Write => false,
     }
+}
 
-    /// Returns whether a hold of this mode and one of `other` can exist at once. No mode shares a name with another one.
-    pub(in crate::engine) fn can_share(self, other: Self) -> bool {
-        self.is_shared() && self.index() == other.index()
+/// Returns whether a hold of this mode and one of `other` can exist at once. No mode shares a name with another one.
+pub(in crate::engine) fn can_share(mode: Mode, other: Mode) -> bool {
+    is_shared(mode) && mode.index() == other.index()
+}
+
+/// Returns whether the handles of this manager share one hold of this mode, which they join: see
+/// [`readers`](crate::engine::hold::readers).
+pub(in crate::engine) fn is_joined(mode: Mode) -> bool {
+    match mode {
+        Mode::Read => true,
+        Mode::Exclusive | Mode::Write | Mode::Permits { .. } => false,
     }
+}
 
-    /// Returns whether the handles of this manager share one hold of this mode, which they join: see
-    /// [`readers`](crate::engine::hold::readers).
-    pub(in crate::engine) fn is_joined(self) -> bool {
-        match self {
-            Self::Read => true,
-            Self::Exclusive | Self::Write | Self::Permits { .. } => false,
-        }
+/// Returns whether a handle that has a hold of this mode can enter it again in the mode `wanted`. Otherwise its call
+/// would wait for itself.
+pub(in crate::engine) fn can_enter(mode: Mode, wanted: Mode) -> bool {
+    match mode {
+        Mode::Exclusive | Mode::Write => true,
+        Mode::Read | Mode::Permits { .. } => can_share(mode, wanted),
     }
+}
 
-    /// Returns whether a handle that has a hold of this mode can enter it again in the mode `wanted`. Otherwise its call
-    /// would wait for itself.
-    pub(in crate::engine) fn can_enter(self, wanted: Self) -> bool {
-        match self {
-            Self::Exclusive | Self::Write => true,
-            Self::Read | Self::Permits { .. } => self.can_share(wanted),
-        }
+/// Returns whether a handle can enter again what it has, so that a call behind a hold of this process may be a mistake.
+pub(in crate::engine) fn is_reentrant(mode: Mode) -> bool {
+    match mode {
+        Mode::Exclusive | Mode::Read | Mode::Write => true,
+        // Each call gets permits of its own.
+        Mode::Permits { .. } => false,
     }
+}
 
-    /// Returns whether a handle can enter again what it has, so that a call behind a hold of this process may be a mistake.
-    pub(in crate::engine) fn is_reentrant(self) -> bool {
-        match self {
-            Self::Exclusive | Self::Read | Self::Write => true,
-            // Each call gets permits of its own.
-            Self::Permits { .. } => false,
-        }
+/// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
+pub(in crate::engine) fn can_hand_off(mode: Mode) -> bool {
+    match mode {
+        Mode::Exclusive | Mode::Write | Mode::Permits { .. } => true,
+        // Readers join a hold instead.
+        Mode::Read => false,
     }
+}
 
-    /// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
-    pub(in crate::engine) fn can_hand_off(self) -> bool {
-        match self {
-            Self::Exclusive | Self::Write | Self::Permits { .. } => true,
-            // Readers join a hold instead.
-            Self::Read => false,
-        }
+/// Returns whether a hold can be handed off to a call that asks the store: other holds of the name may end meanwhile.
+pub(in crate::engine) fn can_seek(mode: Mode) -> bool {
+    match mode {
+        Mode::Permits { .. } => true,
+        // Readers join a hold instead, and the others ask only while no hold is there.
+        Mode::Exclusive | Mode::Read | Mode::Write => false,
     }
+}
 
-    /// Returns whether a hold can be handed off to a call that asks the store: other holds of the name may end meanwhile.
-    pub(in crate::engine) fn can_seek(self) -> bool {
-        match self {
-            Self::Permits { .. } => true,
-            // Readers join a hold instead, and the others ask only while no hold is there.
-            Self::Exclusive | Self::Read | Self::Write => false,
-        }
+/// Returns whether a grant reserves fencing tokens for the holds that it is handed off to.
+pub(in crate::engine) fn reserves_fences(mode: Mode) -> bool {
+    match mode {
+        Mode::Exclusive | Mode::Write => true,
+        Mode::Read | Mode::Permits { .. } => false,
     }
+}
 
-    /// Returns whether a grant reserves fencing tokens for the holds that it is handed off to.
-    pub(in crate::engine) fn reserves_fences(self) -> bool {
-        match self {
-            Self::Exclusive | Self::Write => true,
-            Self::Read | Self::Permits { .. } => false,
-        }
+/// Returns whether a name of this mode has a size, which the store keeps for a while when the name is idle.
+pub(in crate::engine) fn has_size(mode: Mode) -> bool {
+    match mode {
+        Mode::Permits { .. } => true,
+        Mode::Exclusive | Mode::Read | Mode::Write => false,
     }
+}
 
-    /// Returns whether a name of this mode has a size, which the store keeps for a while when the name is idle.
-    pub(in crate::engine) fn has_size(self) -> bool {
-        match self {
-            Self::Permits { .. } => true,
-            Self::Exclusive | Self::Read | Self::Write => false,
-        }
+/// Returns whether the managers that wait for a name can form a line in the store, for fair locks: see
+/// [`line`](crate::engine::acquire::line).
+pub(in crate::engine) fn has_line(mode: Mode) -> bool {
+    match mode {
+        Mode::Exclusive => true,
+        Mode::Read | Mode::Write | Mode::Permits { .. } => false,
     }
+}
 
-    /// Returns whether the managers that wait for a name can form a line in the store, for fair locks: see
-    /// [`line`](crate::engine::acquire::line).
-    pub(in crate::engine) fn has_line(self) -> bool {
-        match self {
-            Self::Exclusive => true,
-            Self::Read | Self::Write | Self::Permits { .. } => false,
-        }
+/// Returns whether a holder can have metadata beside its lock.
+pub(in crate::engine) fn has_metadata(mode: Mode) -> bool {
+    match mode {
+        Mode::Exclusive => true,
+        Mode::Read | Mode::Write | Mode::Permits { .. } => false,
     }
+}
 
-    /// Returns whether a holder can have metadata beside its lock.
-    pub(in crate::engine) fn has_metadata(self) -> bool {
-        match self {
-            Self::Exclusive => true,
-            Self::Read | Self::Write | Self::Permits { .. } => false,
-        }
-    }
-
-    /// Returns whether a hold can have a `min_hold` and a `lock_delay`.
-    pub(in crate::engine) fn has_terms(self) -> bool {
-        match self {
-            Self::Exclusive => true,
-            Self::Read | Self::Write | Self::Permits { .. } => false,
-        }
+/// Returns whether a hold can have a `min_hold` and a `lock_delay`.
+pub(in crate::engine) fn can_stay_closed(mode: Mode) -> bool {
+    match mode {
+        Mode::Exclusive => true,
+        Mode::Read | Mode::Write | Mode::Permits { .. } => false,
     }
 }

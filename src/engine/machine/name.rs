@@ -1,17 +1,17 @@
 //! One name in this process: who holds it, who asks for it, who waits and who is offered what.
 //!
 //! A pure state machine. The time comes in as a value, and what is to be done with no lock held goes out as [`Effects`]. It
-//! knows a waiter by its number, the *ticket*, and a hold as an opaque `H`, which it carries and compares. The shell around
+//! knows a waiter by its number, and a hold as an opaque `H`, which it carries and compares. The shell around
 //! it is the [`Queue`](crate::engine::shared::queue::Queue). Only a waiter that may be granted the name asks the store.
 //!
 //! # Invariants
 //!
 //! 1. **[`Occupants::may_ask`] alone decides which waiter asks next.** The end of an occupant admits the waiters that it
-//!    blocked, in the order of their tickets.
+//!    blocked, in the order of their numbers.
 //! 2. **A waiter keeps its place until it has a hold.** While it gives no pulse, it is out of the queue; at its next pulse it
 //!    is back at its place, before turns behind it that are not taken up.
-//! 3. **No waiter waits for a call that is not polled.** Each turn has the time of its next step. After that, the pulse of any
-//!    waiter reclaims it, and passes over the waiters that have given no pulse lately. If none has, none is passed over.
+//! 3. **No waiter waits for a call that is not polled.** Each turn has the last pulse of its call. After its end, the pulse of
+//!    any waiter reclaims it, and passes over the waiters that have given no pulse lately. If none has, none is passed over.
 //! 4. **A late grant counts.** A call whose turn was reclaimed keeps the grant of its request, unless another hold excludes
 //!    it or the name was forced open meanwhile. The turns that it excludes end, and their calls are woken.
 //! 5. **A turn that was reclaimed ends without effect.** Numbers are never drawn twice, so it cannot end another one.
@@ -23,10 +23,12 @@
 //!    joined, its place is kept: it is back in the queue if that hold ends first.
 //! 9. **An idle name remembers nothing.** Without an occupant there is no waiter, no offer, no last request and no silence.
 
+use super::chain::Chain;
 use super::effects::{Effects, HandOff, Step, Times};
+use super::mode;
 use super::occupants::{Occupant, Occupants};
 use super::offers::{Offer, Offers};
-use super::scope::Chain;
+use super::pulse::Pulse;
 use super::waiters::{Demand, Waiter, Waiters};
 use crate::clock::Instant;
 use crate::store::Mode;
@@ -81,7 +83,7 @@ pub(crate) enum Kept {
 /// The local waiter that a hold is handed off to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Recipient {
-    pub(in crate::engine) ticket: u64,
+    pub(in crate::engine) waiter_no: u64,
     /// Whether it asks the store, and so is not in the queue any more.
     pub(in crate::engine) is_asking: bool,
 }
@@ -116,7 +118,7 @@ struct Contention<H> {
     /// When this process made the semaphore smaller: what the store had granted by then is released to it.
     shrunk: Option<Instant>,
     /// The read hold that readers of other handles join.
-    cohort: Option<Cohort>,
+    read_hold: Option<ReadHold>,
     /// The call that asks for permits, if a hold can be handed off to it.
     seeker: Option<Seeker>,
     /// The last request of such a call, when a hold was handed off to it, for the next turn.
@@ -125,7 +127,7 @@ struct Contention<H> {
 
 /// The youngest read hold of a name, by the number of its slot.
 #[derive(Clone, Copy)]
-struct Cohort {
+struct ReadHold {
     number: u64,
     /// The time from which on readers ask the store again.
     until: Instant,
@@ -136,7 +138,7 @@ struct Cohort {
 struct Seeker {
     /// That of its turn.
     number: u64,
-    ticket: u64,
+    waiter_no: u64,
     mode: Mode,
     lock_delay: Duration,
     last_ask: Option<LastAsk>,
@@ -160,7 +162,7 @@ impl<H> Default for Contention<H> {
             offers: Offers::default(),
             served_at: None,
             shrunk: None,
-            cohort: None,
+            read_hold: None,
             seeker: None,
             last_ask: None,
         }
@@ -169,8 +171,8 @@ impl<H> Default for Contention<H> {
 
 impl<H> Contention<H> {
     /// Returns whether a chain of hand-offs may go on with this waiter, as far as others are concerned that the store serves.
-    fn may_continue(&self, ticket: u64, chain: &Chain) -> bool {
-        let is_late = !chain.is_young && self.served_at.is_some_and(|last| ticket > last);
+    fn may_continue(&self, waiter_no: u64, chain: &Chain) -> bool {
+        let is_late = !chain.is_young && self.served_at.is_some_and(|last| waiter_no > last);
         let is_too_many = self.shrunk.is_some_and(|shrunk| chain.began <= shrunk);
         !is_late && !is_too_many
     }
@@ -207,11 +209,11 @@ impl<H: Clone + PartialEq> NameState<H> {
         self.waiters().map_or(0, Waiters::len)
     }
 
-    /// Returns the number of waiters before that of this ticket.
-    pub(in crate::engine) fn ahead(&self, ticket: Option<u64>) -> usize {
-        let Some(ticket) = ticket else { return self.waiting() };
+    /// Returns the number of waiters before that of this number.
+    pub(in crate::engine) fn ahead(&self, waiter_no: Option<u64>) -> usize {
+        let Some(waiter_no) = waiter_no else { return self.waiting() };
         let before =
-            |waiters: &Waiters| waiters.iter().take_while(|(own, _)| *own < ticket).count();
+            |waiters: &Waiters| waiters.iter().take_while(|(own, _)| *own < waiter_no).count();
         self.waiters().map_or(0, before)
     }
 
@@ -219,19 +221,19 @@ impl<H: Clone + PartialEq> NameState<H> {
         self.contention.as_deref().map(|contention| &contention.waiters)
     }
 
-    /// Returns the first waiter that has given a pulse since `since`.
-    fn first_waiter(&self, since: Instant) -> Option<(u64, &Waiter)> {
-        self.waiters()?.iter().find(|(_, waiter)| waiter.pulse >= since)
+    /// Returns the first waiter that is polled.
+    fn first_waiter(&self, now: Instant) -> Option<(u64, &Waiter)> {
+        self.waiters()?.iter().find(|(_, waiter)| !waiter.pulse.is_over(now))
     }
 
-    /// Returns whether this waiter is the first of those that have given a pulse since `since`.
-    pub(in crate::engine) fn is_first(&self, ticket: u64, since: Instant) -> bool {
-        self.first_waiter(since).is_some_and(|(first, _)| first == ticket)
+    /// Returns whether this waiter is the first of those that are polled.
+    pub(in crate::engine) fn is_first(&self, waiter_no: u64, now: Instant) -> bool {
+        self.first_waiter(now).is_some_and(|(first, _)| first == waiter_no)
     }
 
     /// Returns the arrival of the waiter that asks next, if it takes part in the line of the name.
-    pub(in crate::engine) fn next_arrival(&self, since: Instant) -> Option<Instant> {
-        let (_, first) = self.first_waiter(since)?;
+    pub(in crate::engine) fn next_arrival(&self, now: Instant) -> Option<Instant> {
+        let (_, first) = self.first_waiter(now)?;
         first.demand.fair.then_some(first.demand.arrived)
     }
 
@@ -253,15 +255,16 @@ impl<H: Clone + PartialEq> NameState<H> {
     }
 
     /// Returns the hold that a reader joins that has not waited.
-    pub(in crate::engine) fn cohort(&self, now: Instant) -> Option<&H> {
+    pub(in crate::engine) fn read_hold(&self, now: Instant) -> Option<&H> {
         if self.has_waiters() { None } else { self.joinable(now) }
     }
 
     /// Returns the hold that a reader may join.
     fn joinable(&self, now: Instant) -> Option<&H> {
-        let cohort = self.contention.as_ref()?.cohort.filter(|cohort| now < cohort.until)?;
-        let occupant = self.occupants.get(cohort.number)?;
-        occupant.hold().filter(|_| occupant.mode.is_joined())
+        let read_hold =
+            self.contention.as_ref()?.read_hold.filter(|read_hold| now < read_hold.until)?;
+        let occupant = self.occupants.get(read_hold.number)?;
+        occupant.hold().filter(|_| mode::is_joined(occupant.mode))
     }
 
     /// Returns the silence of the store; `None` if it has answered all requests.
@@ -272,7 +275,8 @@ impl<H: Clone + PartialEq> NameState<H> {
     /// Returns whether a call that makes one attempt may ask now.
     fn may_try(&self, mode: Mode) -> bool {
         // Those that wait for a hold to join are no contention.
-        let excluded = |waiter: &Waiter| !(mode.is_joined() && mode.can_share(waiter.demand.mode));
+        let excluded =
+            |waiter: &Waiter| !(mode::is_joined(mode) && mode::can_share(mode, waiter.demand.mode));
         let waits = self
             .waiters()
             .is_some_and(|waiters| waiters.iter().any(|(_, waiter)| excluded(waiter)));
@@ -285,7 +289,7 @@ impl<H: Clone + PartialEq> NameState<H> {
     /// Begins a turn at once, whatever else asks for the name, holds it or waits. Returns its number.
     pub(in crate::engine) fn seize(&mut self, mode: Mode, step: &mut Step<'_, H>) -> u64 {
         let number = step.numbers.draw();
-        self.occupants.push(Occupant::asking(number, mode, step.times.due));
+        self.occupants.push(Occupant::asking(number, mode, step.times.offer));
         number
     }
 
@@ -306,7 +310,7 @@ impl<H: Clone + PartialEq> NameState<H> {
     /// Records a pulse of a waiter. Returns its offer, if there is one; otherwise it is in the queue, and listens.
     pub(in crate::engine) fn pulse(
         &mut self,
-        ticket: u64,
+        waiter_no: u64,
         demand: Demand,
         step: &mut Step<'_, H>,
     ) -> Option<Admitted<H>> {
@@ -314,7 +318,7 @@ impl<H: Clone + PartialEq> NameState<H> {
             if self.is_idle() {
                 return Some(Admitted::Turn(self.seize(demand.mode, step), None));
             }
-            match self.find_offer(ticket, demand, step) {
+            match self.find_offer(waiter_no, demand, step) {
                 Some(Offer::Turn(number)) => {
                     let contention = self.contention.as_deref_mut();
                     let last_ask = contention.and_then(|own| own.last_ask.take());
@@ -332,7 +336,7 @@ impl<H: Clone + PartialEq> NameState<H> {
             }
         }
         let contention = self.contention.as_deref_mut();
-        if let Some(waiter) = contention.and_then(|own| own.waiters.get_mut(ticket)) {
+        if let Some(waiter) = contention.and_then(|own| own.waiters.get_mut(waiter_no)) {
             waiter.listens = true;
         }
         None
@@ -341,40 +345,40 @@ impl<H: Clone + PartialEq> NameState<H> {
     /// Takes the offer of a waiter, and the waiter out of the queue. Without one, it enters the queue at its place.
     fn find_offer(
         &mut self,
-        ticket: u64,
+        waiter_no: u64,
         demand: Demand,
         step: &mut Step<'_, H>,
     ) -> Option<Offer<H>> {
-        let now = step.times.now;
+        let pulse = step.times.pulse;
         let contention = self.contention.get_or_insert_default();
-        let mut offer = contention.offers.take(ticket);
+        let mut offer = contention.offers.take(waiter_no);
         if offer.is_none() {
-            let new = || Waiter { demand, pulse: now, listens: false };
-            let waiter = contention.waiters.get_or_insert_with(ticket, new);
-            waiter.pulse = now;
+            let new = || Waiter { demand, pulse, listens: false };
+            let waiter = contention.waiters.get_or_insert_with(waiter_no, new);
+            waiter.pulse = pulse;
             waiter.listens = false;
             // A waiter that comes back is at its place again: turns behind it that are not taken up are offered once more.
-            let behind = contention.offers.take_turns_behind(ticket);
+            let behind = contention.offers.take_turns_behind(waiter_no);
             for number in &behind {
                 self.occupants.take(*number);
             }
             if !behind.is_empty() || self.occupants.can_all_share(demand.mode) {
                 self.advance(step);
-                offer = self.contention.get_or_insert_default().offers.take(ticket);
+                offer = self.contention.get_or_insert_default().offers.take(waiter_no);
             }
         }
         if offer.is_some() {
             // If the offer brings no hold, the next pulse is at the same place.
-            self.contention.get_or_insert_default().waiters.remove(ticket);
+            self.contention.get_or_insert_default().waiters.remove(waiter_no);
         }
         offer
     }
 
     /// Removes a waiter that goes. Its offer goes to the next one, and the waiters that it blocked are admitted.
-    pub(in crate::engine) fn withdraw(&mut self, ticket: u64, step: &mut Step<'_, H>) {
+    pub(in crate::engine) fn withdraw(&mut self, waiter_no: u64, step: &mut Step<'_, H>) {
         let Some(contention) = self.contention.as_deref_mut() else { return };
-        let has_waited = contention.waiters.remove(ticket).is_some();
-        match contention.offers.take(ticket) {
+        let has_waited = contention.waiters.remove(waiter_no).is_some();
+        match contention.offers.take(waiter_no) {
             Some(Offer::Turn(number)) => {
                 self.leave(number, step);
             }
@@ -390,27 +394,27 @@ impl<H: Clone + PartialEq> NameState<H> {
     pub(in crate::engine) fn wake_all(&mut self, effects: &mut Effects<H>) {
         let contention = self.contention.as_deref_mut();
         let waiters = contention.into_iter().flat_map(|own| own.waiters.iter_mut());
-        let listening = waiters.filter_map(|(ticket, waiter)| {
+        let listening = waiters.filter_map(|(waiter_no, waiter)| {
             let listens = take(&mut waiter.listens);
-            listens.then_some(ticket)
+            listens.then_some(waiter_no)
         });
         effects.woken.extend(listening);
     }
 
-    /// Sets the time by which a turn takes its next step. After that, waiters may reclaim the turn.
-    pub(in crate::engine) fn set_due(&mut self, number: u64, due: Instant) {
-        self.occupants.set_due(number, due);
+    /// Records a pulse of the call that has a turn. From its end on, waiters may reclaim the turn.
+    pub(in crate::engine) fn beat(&mut self, number: u64, pulse: Pulse) {
+        self.occupants.beat(number, pulse);
     }
 
-    /// Records a request of a turn at `now`, and that its next step follows by `due`. Returns the time of the first
-    /// unanswered request, or `None` if the turn was reclaimed.
+    /// Records a request of a turn at `now`, with the pulse of its call. Returns the time of the first unanswered request, or
+    /// `None` if the turn was reclaimed.
     pub(in crate::engine) fn asks(
         &mut self,
         number: u64,
         now: Instant,
-        due: Instant,
+        pulse: Pulse,
     ) -> Option<Instant> {
-        self.occupants.asks(number, due)?;
+        self.occupants.asks(number, pulse)?;
         Some(*self.silent_since.get_or_insert(now))
     }
 
@@ -428,15 +432,15 @@ impl<H: Clone + PartialEq> NameState<H> {
     pub(in crate::engine) fn seek(
         &mut self,
         number: u64,
-        ticket: u64,
+        waiter_no: u64,
         lock_delay: Duration,
         effects: &mut Effects<H>,
     ) -> bool {
         let Some(occupant) = self.occupants.get(number) else { return false };
-        let seeker = Seeker { number, ticket, mode: occupant.mode, lock_delay, last_ask: None };
+        let seeker = Seeker { number, waiter_no, mode: occupant.mode, lock_delay, last_ask: None };
         let before = self.contention.get_or_insert_default().seeker.replace(seeker);
         if let Some(before) = before {
-            effects.woken.extend(Some(before.ticket).filter(|before| *before != ticket));
+            effects.woken.extend(Some(before.waiter_no).filter(|before| *before != waiter_no));
             effects.forget(before.last_ask);
         }
         true
@@ -465,38 +469,38 @@ impl<H: Clone + PartialEq> NameState<H> {
         true
     }
 
-    /// Offers turns, and holds that can be joined, to waiters in the order of their tickets, up to the first that must wait.
+    /// Offers turns, and holds that can be joined, to waiters in the order of their numbers, up to the first that must wait.
     /// It passes over those that have given no pulse lately, unless none has.
     fn offer_in_order(&mut self, step: &mut Step<'_, H>) {
-        let Times { now, since, due } = step.times;
-        let cohort = self.joinable(now).cloned();
+        let Times { now, offer, .. } = step.times;
+        let read_hold = self.joinable(now).cloned();
         let Some(contention) = self.contention.as_deref_mut() else { return };
         let mut joining = Vec::new();
-        let polled = contention.waiters.iter().any(|(_, waiter)| waiter.pulse >= since);
-        for (ticket, waiter) in contention.waiters.iter_mut() {
-            let passed_over = polled && waiter.pulse < since;
-            if passed_over || contention.offers.contains(ticket) {
+        let polled = contention.waiters.iter().any(|(_, waiter)| !waiter.pulse.is_over(now));
+        for (waiter_no, waiter) in contention.waiters.iter_mut() {
+            let passed_over = polled && waiter.pulse.is_over(now);
+            if passed_over || contention.offers.contains(waiter_no) {
                 continue;
             }
             let mode = waiter.demand.mode;
-            let joins = cohort.as_ref().filter(|_| self.occupants.can_all_share(mode));
+            let joins = read_hold.as_ref().filter(|_| self.occupants.can_all_share(mode));
             if let Some(hold) = joins {
-                joining.push((ticket, hold.clone()));
+                joining.push((waiter_no, hold.clone()));
             } else if self.occupants.may_ask(mode) {
                 let number = step.numbers.draw();
-                self.occupants.push(Occupant::asking(number, mode, due));
-                contention.offers.insert(ticket, Offer::Turn(number));
+                self.occupants.push(Occupant::asking(number, mode, offer));
+                contention.offers.insert(waiter_no, Offer::Turn(number));
             } else {
                 break;
             }
             if take(&mut waiter.listens) {
-                step.effects.woken.push(ticket);
+                step.effects.woken.push(waiter_no);
             }
         }
-        for (ticket, hold) in joining {
+        for (waiter_no, hold) in joining {
             // It blocks no waiter behind it, unless the hold ends before it joins.
-            if let Some(waiter) = contention.waiters.remove(ticket) {
-                contention.offers.insert(ticket, Offer::Join(hold, waiter));
+            if let Some(waiter) = contention.waiters.remove(waiter_no) {
+                contention.offers.insert(waiter_no, Offer::Join(hold, waiter));
             }
         }
     }
@@ -520,7 +524,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         let Self { contention, .. } = take(self);
         // An offer to join a hold that has become one of another mode is left.
         let Some(mut contention) = contention else { return };
-        for (_, offer) in contention.offers.take_all(|_| true) {
+        for (_, offer) in contention.offers.remove_all(|_| true) {
             match offer {
                 Offer::Turn(_) => {}
                 Offer::Join(hold, _) => effects.dropped.push(hold),
@@ -529,37 +533,37 @@ impl<H: Clone + PartialEq> NameState<H> {
         }
     }
 
-    /// Reclaims turns from calls that are not polled. A waiter that was offered a turn and has given no pulse by its due time
-    /// leaves the queue until its next pulse. So does each waiter at the head of the queue that has given none since `since`.
+    /// Reclaims turns from calls that are not polled. A waiter that was offered a turn and has not taken it up in time leaves
+    /// the queue until its next pulse. So does each waiter at the head of the queue that is not polled.
     fn reclaim(&mut self, step: &mut Step<'_, H>) {
-        let Times { now, since, .. } = step.times;
+        let now = step.times.now;
         if let Some(Contention { waiters, offers, .. }) = self.contention.as_deref_mut() {
             let woken = &mut step.effects.woken;
-            let mut remove = |waiters: &mut Waiters, ticket: u64| {
-                let waiter = waiters.remove(ticket);
-                woken.extend(waiter.is_some_and(|waiter| waiter.listens).then_some(ticket));
+            let mut remove = |waiters: &mut Waiters, waiter_no: u64| {
+                let waiter = waiters.remove(waiter_no);
+                woken.extend(waiter.is_some_and(|waiter| waiter.listens).then_some(waiter_no));
             };
-            let overdue = offers.tickets(|offer| {
+            let overdue = offers.numbers(|offer| {
                 let Offer::Turn(number) = offer else { return false };
                 self.occupants.get(*number).is_some_and(|occupant| occupant.is_overdue(now))
             });
-            for ticket in overdue {
-                remove(waiters, ticket);
+            for waiter_no in overdue {
+                remove(waiters, waiter_no);
             }
             // Remove all of them at once: otherwise each would be waited for in turn.
             while let Some((first, waiter)) = waiters.first()
-                && waiter.pulse < since
+                && waiter.pulse.is_over(now)
                 && !offers.contains(first)
             {
                 remove(waiters, first);
             }
         }
-        self.take_all(|occupant| occupant.is_overdue(now), step.effects);
+        self.remove_all(|occupant| occupant.is_overdue(now), step.effects);
         self.advance(step);
     }
 
     /// Removes occupants. The calls that have their turns are woken.
-    fn take_all(&mut self, reject: impl Fn(&Occupant<H>) -> bool, effects: &mut Effects<H>) {
+    fn remove_all(&mut self, reject: impl Fn(&Occupant<H>) -> bool, effects: &mut Effects<H>) {
         let rejected = self.occupants.iter().filter(|occupant| reject(occupant));
         let numbers: Vec<_> = rejected.map(|occupant| occupant.number).collect();
         let taken = numbers.into_iter().filter_map(|number| self.occupants.take(number));
@@ -577,19 +581,19 @@ impl<H: Clone + PartialEq> NameState<H> {
     fn forget(&mut self, gone: &[Occupant<H>], effects: &mut Effects<H>) {
         let Some(contention) = self.contention.as_deref_mut() else { return };
         let is = |number: u64| gone.iter().any(|occupant| occupant.number == number);
-        contention.cohort.take_if(|cohort| is(cohort.number));
+        contention.read_hold.take_if(|read_hold| is(read_hold.number));
         let seeker = contention.seeker.take_if(|seeker| is(seeker.number));
         let has_ended =
             |hold: &H| gone.iter().filter_map(Occupant::hold).any(|ended| ended == hold);
         // Those that have not joined wait at their places again.
         let joins = |offer: &Offer<H>| matches!(offer, Offer::Join(hold, _) if has_ended(hold));
-        for (ticket, offer) in contention.offers.take_all(joins) {
+        for (waiter_no, offer) in contention.offers.remove_all(joins) {
             if let Offer::Join(hold, waiter) = offer {
-                contention.waiters.get_or_insert_with(ticket, || waiter);
+                contention.waiters.get_or_insert_with(waiter_no, || waiter);
                 effects.dropped.push(hold);
             }
         }
-        let offered = contention.offers.take_all(|offer| match offer {
+        let offered = contention.offers.remove_all(|offer| match offer {
             Offer::Turn(number) => is(*number),
             Offer::Join(..) => false,
             Offer::Hold(hold) => has_ended(hold),
@@ -600,7 +604,7 @@ impl<H: Clone + PartialEq> NameState<H> {
             }
         }
         if let Some(seeker) = seeker {
-            effects.woken.push(seeker.ticket);
+            effects.woken.push(seeker.waiter_no);
             effects.forget(seeker.last_ask);
         }
     }
@@ -618,7 +622,8 @@ impl<H: Clone + PartialEq> NameState<H> {
             return Kept::Forced;
         }
         let forced = occupant.is_some_and(|occupant| occupant.forced);
-        let excludes = |other: &Occupant<H>| other.number != number && !other.mode.can_share(mode);
+        let excludes =
+            |other: &Occupant<H>| other.number != number && !mode::can_share(other.mode, mode);
         let is_shared = self.occupants.can_all_share(mode);
         if !is_shared && self.occupants.iter().any(|other| other.is_slot() && excludes(other)) {
             return Kept::Excluded;
@@ -627,11 +632,11 @@ impl<H: Clone + PartialEq> NameState<H> {
             return Kept::Forced;
         }
         if !is_shared {
-            self.take_all(excludes, effects);
+            self.remove_all(excludes, effects);
         }
-        if self.occupants.change(number, |occupant| occupant.seat(None)).is_none() {
-            let mut late = Occupant::asking(number, mode, Instant::ZERO);
-            late.seat(None);
+        if self.occupants.change(number, |occupant| occupant.occupy(None)).is_none() {
+            let mut late = Occupant::asking(number, mode, Pulse::until(Instant::ZERO));
+            late.occupy(None);
             self.occupants.push(late);
         }
         if served_at.is_some() || self.contention.is_some() {
@@ -650,7 +655,7 @@ impl<H: Clone + PartialEq> NameState<H> {
     pub(in crate::engine) fn install(&mut self, seated: Seated<H>, now: Instant) -> bool {
         let Seated { number, mode, hold, joined_until } = seated;
         let doubted = self.occupants.change(number, |occupant| {
-            occupant.seat(Some(hold));
+            occupant.occupy(Some(hold));
             occupant.forced || occupant.doubted
         });
         self.answered(now);
@@ -660,22 +665,23 @@ impl<H: Clone + PartialEq> NameState<H> {
 
     /// Returns whether waiters may ask beside a hold of this mode: its turn ends with the grant.
     pub(in crate::engine) fn shares_with_waiters(&self, mode: Mode) -> bool {
-        mode.is_shared() && self.has_waiters()
+        mode::is_shared(mode) && self.has_waiters()
     }
 
     /// Lets readers of other handles join the hold of this slot, if its mode has that.
     fn gather(&mut self, number: u64, mode: Mode, until: Instant) {
-        if mode.is_joined() {
-            self.contention.get_or_insert_default().cohort = Some(Cohort { number, until });
+        if mode::is_joined(mode) {
+            self.contention.get_or_insert_default().read_hold = Some(ReadHold { number, until });
         }
     }
 
     /// Lets no further reader join this hold.
     pub(in crate::engine) fn disband(&mut self, hold: &H) {
         let Some(contention) = self.contention.as_deref_mut() else { return };
-        let occupant = contention.cohort.and_then(|cohort| self.occupants.get(cohort.number));
+        let occupant =
+            contention.read_hold.and_then(|read_hold| self.occupants.get(read_hold.number));
         if occupant.and_then(Occupant::hold) == Some(hold) {
-            contention.cohort = None;
+            contention.read_hold = None;
         }
     }
 
@@ -690,27 +696,27 @@ impl<H: Clone + PartialEq> NameState<H> {
     ) -> Option<Recipient> {
         let contention = self.contention.as_deref()?;
         let mode = self.occupants.get(slot)?.mode;
-        if !mode.can_hand_off() {
+        if !mode::can_hand_off(mode) {
             return None;
         }
         let mut open = self.occupants.open();
-        let (ticket, waiter) = match (open.next(), open.next()) {
+        let (waiter_no, waiter) = match (open.next(), open.next()) {
             // A mode that is not shared has no other occupant beside the slot.
-            (None, _) if self.occupants.only().is_some() || mode.is_shared() => {
-                self.first_waiter(times.since)?
+            (None, _) if self.occupants.only().is_some() || mode::is_shared(mode) => {
+                self.first_waiter(times.now)?
             }
-            (Some(asks), None) if mode.is_shared() && !asks.is_overdue(times.now) => {
+            (Some(asks), None) if mode::is_shared(mode) && !asks.is_overdue(times.now) => {
                 if let Some(seeker) = contention.seeker.filter(|own| own.number == asks.number) {
-                    let recipient = Recipient { ticket: seeker.ticket, is_asking: true };
+                    let recipient = Recipient { waiter_no: seeker.waiter_no, is_asking: true };
                     let suits = seeker.mode == mode && seeker.lock_delay == chain.delay;
-                    return (suits && contention.may_continue(seeker.ticket, chain))
+                    return (suits && contention.may_continue(seeker.waiter_no, chain))
                         .then_some(recipient);
                 }
                 // It has not taken up its turn yet. The last of the offers, if there are others.
                 let is_turn =
                     |offer: &Offer<H>| matches!(offer, Offer::Turn(turn) if *turn == asks.number);
-                let ticket = contention.offers.last(is_turn)?;
-                (ticket, contention.waiters.get(ticket)?)
+                let waiter_no = contention.offers.last(is_turn)?;
+                (waiter_no, contention.waiters.get(waiter_no)?)
             }
             _ => return None,
         };
@@ -718,8 +724,8 @@ impl<H: Clone + PartialEq> NameState<H> {
         let suits = waiter.demand.mode == mode
             && chain.scope.admits(fair, arrived)
             && lock_delay == chain.delay;
-        (suits && contention.may_continue(ticket, chain))
-            .then_some(Recipient { ticket, is_asking: false })
+        (suits && contention.may_continue(waiter_no, chain))
+            .then_some(Recipient { waiter_no, is_asking: false })
     }
 
     /// Puts the next hold of a chain into its slot, and offers it to the recipient.
@@ -730,24 +736,24 @@ impl<H: Clone + PartialEq> NameState<H> {
         next: H,
         step: &mut Step<'_, H>,
     ) {
-        let Recipient { ticket, is_asking } = recipient;
-        let before = self.occupants.change(slot, |occupant| occupant.seat(Some(next.clone())));
+        let Recipient { waiter_no, is_asking } = recipient;
+        let before = self.occupants.change(slot, |occupant| occupant.occupy(Some(next.clone())));
         step.effects.dropped.extend(before.flatten());
         let contention = self.contention.get_or_insert_default();
-        let waiter = if is_asking { None } else { contention.waiters.remove(ticket) };
+        let waiter = if is_asking { None } else { contention.waiters.remove(waiter_no) };
         let turn = if is_asking {
-            step.effects.handed_off = Some(HandOff { to: ticket, hold: next });
+            step.effects.handed_off = Some(HandOff { to: waiter_no, hold: next });
             contention.seeker.take().map(|seeker| {
                 let before = std::mem::replace(&mut contention.last_ask, seeker.last_ask);
                 step.effects.forget(before);
                 seeker.number
             })
         } else if waiter.is_some_and(|waiter| waiter.listens) {
-            step.effects.handed_off = Some(HandOff { to: ticket, hold: next });
+            step.effects.handed_off = Some(HandOff { to: waiter_no, hold: next });
             None
         } else {
             // It has been woken already, maybe for an offer that is void now.
-            match contention.offers.insert(ticket, Offer::Hold(next)) {
+            match contention.offers.insert(waiter_no, Offer::Hold(next)) {
                 Some(Offer::Turn(number)) => Some(number),
                 Some(Offer::Join(hold, _)) => {
                     step.effects.dropped.push(hold);
@@ -771,7 +777,7 @@ impl<H: Clone + PartialEq> NameState<H> {
     pub(in crate::engine) fn miss(&mut self, hold: &H, effects: &mut Effects<H>) {
         let Some(contention) = self.contention.as_deref_mut() else { return };
         let is_offered = |offer: &Offer<H>| matches!(offer, Offer::Hold(own) if own == hold);
-        for (_, offer) in contention.offers.take_all(is_offered) {
+        for (_, offer) in contention.offers.remove_all(is_offered) {
             if let Offer::Hold(hold) = offer {
                 effects.returned.push(hold);
             }
@@ -791,7 +797,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         let Seated { number, mode, hold, joined_until } = seated;
         let before = self.occupants.change(number, |occupant| {
             occupant.mode = mode;
-            occupant.seat(Some(hold))
+            occupant.occupy(Some(hold))
         });
         let Some(before) = before else { return };
         step.effects.dropped.extend(before);
@@ -829,7 +835,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         self.answered(now);
         if let Some(contention) = self.contention.as_deref_mut() {
             // A reader was refused beside readers, so a writer waits elsewhere.
-            contention.cohort = None;
+            contention.read_hold = None;
         }
     }
 
@@ -865,7 +871,7 @@ mod tests {
     //! | a hold is handed off to a waiter that was woken just before | `hold_waits_for_a_waiter_that_was_woken_just_before`; `life::waiter_just_woken_finds_its_hold_at_the_next_check_in` |
     //! | a hold is offered to a waiter that is not polled, and taken back | `hold_that_is_not_accepted_in_time_is_returned`; `engine::unpolled::hold_handed_to_a_future_that_nobody_polls_is_taken_back` |
     //! | a hold that was offered ends before its waiter accepts it | `hold_that_ends_on_its_way_is_returned`; `engine::wait::waiter_handed_a_hold_lost_on_the_way_keeps_its_place` |
-    //! | a turn is offered to a waiter that is not polled | `turn_not_taken_up_goes_on_and_its_waiter_keeps_its_place`; `engine::unpolled::futures_nobody_polls_keep_those_behind_no_longer_than_one` |
+    //! | a turn is offered to a waiter that is not polled | `turn_not_taken_up_goes_on_and_its_waiter_stays_first`; `engine::unpolled::turn_of_a_future_nobody_polls_goes_to_the_next_in_line` |
     //! | a turn is offered to a waiter that was dropped | `turn_of_a_waiter_that_goes_is_offered_to_the_next` |
     //! | a turn is reclaimed from a call that asks | `turn_that_is_overdue_is_reclaimed` |
     //! | a turn that was reclaimed ends | `turn_that_was_reclaimed_ends_without_effect` |
@@ -882,7 +888,7 @@ mod tests {
     //! | the same before that call has taken up its turn | `permit_is_handed_off_to_a_waiter_with_a_turn` |
     //! | the same between the grant of that call and its hold | `call_that_has_a_grant_keeps_its_slot_at_a_hand_off` |
     //! | the last request of that call is of use to the next, or to none | `next_turn_goes_on_from_the_last_request`, `last_request_is_forgotten_without_a_next_turn` |
-    //! | a read hold ends before a waiter has joined it | `reader_that_has_not_joined_waits_at_its_place_again` |
+    //! | a read hold ends before a waiter has joined it | `reader_that_has_not_joined_waits_where_it_was` |
     //! | a reader becomes a writer while a waiter is about to join it | `reader_may_join_a_hold_that_has_become_a_writer` |
     //! | an upgrade is refused | `upgrade_that_is_refused_admits_readers` |
     //! | a silence ends with the last turn | `silence_ends_with_the_last_turn` |
@@ -891,8 +897,8 @@ mod tests {
     //! | the next waiter has another mode, another `lock_delay` or came too late for the line | `hold_is_handed_off_to_the_first_waiter_if_it_suits` |
 
     use super::*;
+    use crate::engine::machine::chain::HandoffScope;
     use crate::engine::machine::effects::{Limits, Numbers};
-    use crate::engine::machine::scope::HandoffScope;
     use Effect::{Dropped, Forgotten, HandedOff, Returned, Woken};
 
     const LIMITS: Limits = Limits {
@@ -914,6 +920,10 @@ mod tests {
 
     fn at(ms: u64) -> Instant {
         Instant::ZERO + Duration::from_secs(1) + Duration::from_millis(ms)
+    }
+
+    fn until(ms: u64) -> Pulse {
+        Pulse::until(at(ms))
     }
 
     type Hold = &'static str;
@@ -961,21 +971,21 @@ mod tests {
             std::mem::take(&mut self.effects)
         }
 
-        fn pulse_of(&mut self, ticket: u64, demand: Demand) -> Option<Admitted<Hold>> {
-            self.run(|state, step| state.pulse(ticket, demand, step))
+        fn pulse_of(&mut self, waiter_no: u64, demand: Demand) -> Option<Admitted<Hold>> {
+            self.run(|state, step| state.pulse(waiter_no, demand, step))
         }
 
-        fn pulse_in(&mut self, ticket: u64, mode: Mode) -> Option<Admitted<Hold>> {
+        fn pulse_in(&mut self, waiter_no: u64, mode: Mode) -> Option<Admitted<Hold>> {
             let lock_delay = Duration::ZERO;
-            self.pulse_of(ticket, Demand { mode, arrived: at(0), fair: false, lock_delay })
+            self.pulse_of(waiter_no, Demand { mode, arrived: at(0), fair: false, lock_delay })
         }
 
-        fn pulse(&mut self, ticket: u64) -> Option<Admitted<Hold>> {
-            self.pulse_in(ticket, X)
+        fn pulse(&mut self, waiter_no: u64) -> Option<Admitted<Hold>> {
+            self.pulse_in(waiter_no, X)
         }
 
-        fn turn_of(&mut self, ticket: u64) -> u64 {
-            match self.pulse(ticket) {
+        fn turn_of(&mut self, waiter_no: u64) -> u64 {
+            match self.pulse(waiter_no) {
                 Some(Admitted::Turn(number, _)) => number,
                 other => panic!("no turn but {other:?}"),
             }
@@ -984,9 +994,9 @@ mod tests {
         /// Puts new waiters into the queue.
         fn waiters<const N: usize>(&mut self, mode: Mode) -> [u64; N] {
             [(); N].map(|()| {
-                let ticket = self.numbers.draw();
-                assert_eq!(self.pulse_in(ticket, mode), None);
-                ticket
+                let waiter_no = self.numbers.draw();
+                assert_eq!(self.pulse_in(waiter_no, mode), None);
+                waiter_no
             })
         }
 
@@ -998,8 +1008,8 @@ mod tests {
             self.run(|state, step| state.leave(number, step))
         }
 
-        fn withdraw(&mut self, ticket: u64) {
-            self.run(|state, step| state.withdraw(ticket, step));
+        fn withdraw(&mut self, waiter_no: u64) {
+            self.run(|state, step| state.withdraw(waiter_no, step));
         }
 
         fn keep_in(&mut self, number: u64, mode: Mode, was_forced: bool) -> Kept {
@@ -1072,7 +1082,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_offered_in_the_order_of_tickets() {
+    fn turns_are_offered_in_the_order_of_numbers() {
         let (mut rig, first, [second, third, _]) = three_behind_a_turn();
         assert_eq!(rig.try_enter(X), None);
         assert!(rig.leave(first));
@@ -1122,7 +1132,7 @@ mod tests {
     }
 
     #[test]
-    fn turn_not_taken_up_goes_on_and_its_waiter_keeps_its_place() {
+    fn turn_not_taken_up_goes_on_and_its_waiter_stays_first() {
         let (mut rig, first, [late, second, third]) = three_behind_a_turn();
         rig.leave(first);
         assert_eq!(rig.effects(), [Woken(late)]);
@@ -1193,15 +1203,15 @@ mod tests {
     #[test]
     fn turn_that_is_overdue_is_reclaimed() {
         let (mut rig, first, [second, third, _]) = three_behind_a_turn();
-        assert_eq!(rig.state.asks(first, at(0), at(60)), Some(at(0)));
-        rig.ms = 60;
+        assert_eq!(rig.state.asks(first, at(0), until(60)), Some(at(0)));
+        rig.ms = 59;
         assert_eq!(rig.pulse(second), None, "it is not overdue yet");
         assert_eq!(rig.pulse(third), None);
-        rig.ms = 61;
+        rig.ms = 60;
         let taken = rig.turn_of(second);
         assert_eq!(rig.effects(), [Woken(first)], "its call learns it, if it is polled");
-        assert_eq!(rig.state.asks(first, at(61), at(99)), None);
-        rig.state.set_due(first, at(0));
+        assert_eq!(rig.state.asks(first, at(60), until(99)), None);
+        rig.state.beat(first, until(0));
         assert_eq!(rig.pulse(third), None, "the second has it");
         rig.leave(taken);
         rig.turn_of(third);
@@ -1222,19 +1232,22 @@ mod tests {
     fn waiters_that_are_not_polled_are_passed_over_at_once() {
         let mut rig = Rig::default();
         rig.try_enter(X).expect("a turn");
-        let aside: [u64; 100] = rig.waiters(X);
+        let unpolled: [u64; 100] = rig.waiters(X);
         rig.ms = 500;
         let last = rig.numbers.draw();
         let taken = rig.turn_of(last);
         let woken = rig.effects();
-        assert!(aside.iter().all(|ticket| woken.contains(&Woken(*ticket))), "out of the queue");
-        rig.state.set_due(taken, at(600));
+        assert!(
+            unpolled.iter().all(|waiter_no| woken.contains(&Woken(*waiter_no))),
+            "out of the queue"
+        );
+        rig.state.beat(taken, until(600));
         // They give a pulse again, and are back in the queue.
-        assert!(aside.iter().all(|ticket| rig.pulse(*ticket).is_none()));
+        assert!(unpolled.iter().all(|waiter_no| rig.pulse(*waiter_no).is_none()));
         rig.leave(taken);
-        let turn = rig.turn_of(aside[0]);
+        let turn = rig.turn_of(unpolled[0]);
         rig.leave(turn);
-        rig.turn_of(aside[1]);
+        rig.turn_of(unpolled[1]);
     }
 
     #[test]
@@ -1245,7 +1258,7 @@ mod tests {
         rig.effects();
         assert_eq!(rig.keep(first), Kept::Yes);
         assert_eq!(rig.effects(), [Woken(taken)], "its call need not wait for the poll bound");
-        assert_eq!(rig.state.asks(taken, at(20), at(99)), None);
+        assert_eq!(rig.state.asks(taken, at(20), until(99)), None);
         assert_eq!(rig.keep(taken), Kept::Excluded, "the first has a hold");
         assert!(!rig.leave(taken));
         rig.ms = 900;
@@ -1340,7 +1353,7 @@ mod tests {
         let number = rig.try_enter(X).expect("a turn");
         rig.state.mark_forced(None);
         rig.state.mark_doubted();
-        assert_eq!(rig.state.asks(number, at(0), at(9)), Some(at(0)));
+        assert_eq!(rig.state.asks(number, at(0), until(9)), Some(at(0)));
         assert_eq!(rig.keep(number), Kept::Yes);
         assert!(!rig.install(number, X, "a"));
     }
@@ -1466,7 +1479,7 @@ mod tests {
         let (mut rig, slot, [second, third, _]) = three_behind_a_hold();
         rig.ms = 150;
         assert_eq!(rig.pulse(third), None);
-        assert!(!rig.state.is_first(second, LIMITS.polled_since(at(150))));
+        assert!(!rig.state.is_first(second, at(150)));
         assert!(rig.hand_off(slot, &CHAIN, "b"));
         assert_eq!(rig.effects(), [Dropped("a"), HandedOff(third, "b")]);
     }
@@ -1507,14 +1520,14 @@ mod tests {
 
     #[test]
     fn waiter_is_polled_until_its_patience_ends() {
-        for (ms, is_passed_over) in [(100, false), (101, true)] {
+        for (ms, is_passed_over) in [(99, false), (100, true)] {
             let mut rig = Rig::default();
             rig.try_enter(X).expect("a turn");
             let [first] = rig.waiters(X);
             rig.ms = ms;
             let second = rig.numbers.draw();
             assert_eq!(rig.pulse(second).is_some(), is_passed_over);
-            assert_eq!(rig.state.is_first(first, LIMITS.polled_since(at(ms))), !is_passed_over);
+            assert_eq!(rig.state.is_first(first, at(ms)), !is_passed_over);
         }
     }
 
@@ -1522,7 +1535,7 @@ mod tests {
     fn idle_name_forgets_a_silence() {
         let mut rig = Rig::default();
         let turn = rig.try_enter(X).expect("a turn");
-        rig.state.asks(turn, at(0), at(10));
+        rig.state.asks(turn, at(0), until(10));
         rig.ms = 11;
         rig.try_enter(X).expect("reclaimed");
         assert_eq!(rig.state.silence(), None);
@@ -1542,33 +1555,40 @@ mod tests {
         assert_eq!(rig.try_enter(PERMIT), None, "one that was refused comes first");
     }
 
-    /// Returns a permit, and a call that asks for another, with its ticket and the number of its turn.
+    /// Returns a permit, and a call that asks for another, with its number and the number of its turn.
     fn asking_for_permits(mode: Mode) -> (Rig, u64, u64, u64) {
         let mut rig = Rig::default();
         let slot = rig.hold(PERMIT, "a");
-        let ticket = rig.numbers.draw();
-        let Some(Admitted::Turn(turn, _)) = rig.pulse_in(ticket, mode) else { panic!("no turn") };
-        (rig, slot, ticket, turn)
+        let waiter_no = rig.numbers.draw();
+        let Some(Admitted::Turn(turn, _)) = rig.pulse_in(waiter_no, mode) else {
+            panic!("no turn")
+        };
+        (rig, slot, waiter_no, turn)
     }
 
     #[test]
     fn permit_is_handed_off_to_the_call_that_asks() {
         for (mode, suits) in [(PERMIT, true), (TWO_PERMITS, false)] {
-            let (mut rig, slot, ticket, turn) = asking_for_permits(mode);
+            let (mut rig, slot, waiter_no, turn) = asking_for_permits(mode);
             assert!(!rig.hand_off(slot, &CHAIN, "b"), "it does not seek yet");
-            assert!(rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects)));
+            assert!(rig.run(|state, step| state.seek(
+                turn,
+                waiter_no,
+                Duration::ZERO,
+                step.effects
+            )));
             let [next] = rig.waiters(mode);
             assert_eq!(rig.hand_off(slot, &CHAIN, "b"), suits);
-            let expected = [Dropped("a"), HandedOff(ticket, "b"), Woken(next)];
+            let expected = [Dropped("a"), HandedOff(waiter_no, "b"), Woken(next)];
             assert_eq!(rig.effects(), if suits { &expected[..] } else { &[] });
             assert_eq!(rig.state.has(turn), !suits, "its turn ends in the same step");
         }
     }
 
     /// Lets permits be handed off to the call that asks, and notes its last request.
-    fn note_ask(rig: &mut Rig, ticket: u64, turn: u64) -> LastAsk {
+    fn note_ask(rig: &mut Rig, waiter_no: u64, turn: u64) -> LastAsk {
         let last = LastAsk { by: turn, mode: PERMIT, again_at: at(7) };
-        assert!(rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects)));
+        assert!(rig.run(|state, step| state.seek(turn, waiter_no, Duration::ZERO, step.effects)));
         assert!(rig.state.note_ask(last));
         last
     }
@@ -1576,17 +1596,17 @@ mod tests {
     #[test]
     fn next_turn_goes_on_from_the_last_request() {
         for is_noted in [true, false] {
-            let (mut rig, slot, ticket, turn) = asking_for_permits(PERMIT);
+            let (mut rig, slot, waiter_no, turn) = asking_for_permits(PERMIT);
             let last = LastAsk { by: turn, mode: PERMIT, again_at: at(7) };
             assert!(!rig.state.note_ask(last), "no hold can be handed off to it");
             if is_noted {
-                note_ask(&mut rig, ticket, turn);
+                note_ask(&mut rig, waiter_no, turn);
             } else {
-                rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects));
+                rig.run(|state, step| state.seek(turn, waiter_no, Duration::ZERO, step.effects));
             }
             let [next] = rig.waiters(PERMIT);
             assert!(rig.hand_off(slot, &CHAIN, "b"));
-            assert_eq!(rig.effects(), [Dropped("a"), HandedOff(ticket, "b"), Woken(next)]);
+            assert_eq!(rig.effects(), [Dropped("a"), HandedOff(waiter_no, "b"), Woken(next)]);
             let admitted = rig.pulse_in(next, PERMIT);
             let Some(Admitted::Turn(_, found)) = admitted else {
                 panic!("no turn but {admitted:?}")
@@ -1599,44 +1619,44 @@ mod tests {
     #[test]
     fn last_request_is_forgotten_without_a_next_turn() {
         let asking = || {
-            let (mut rig, slot, ticket, turn) = asking_for_permits(PERMIT);
-            note_ask(&mut rig, ticket, turn);
-            (rig, slot, ticket, turn)
+            let (mut rig, slot, waiter_no, turn) = asking_for_permits(PERMIT);
+            note_ask(&mut rig, waiter_no, turn);
+            (rig, slot, waiter_no, turn)
         };
-        let (mut rig, slot, ticket, turn) = asking();
+        let (mut rig, slot, waiter_no, turn) = asking();
         assert!(rig.hand_off(slot, &CHAIN, "b"));
         assert_eq!(
             rig.effects(),
-            [Dropped("a"), HandedOff(ticket, "b"), Forgotten(turn)],
+            [Dropped("a"), HandedOff(waiter_no, "b"), Forgotten(turn)],
             "none waits"
         );
 
-        let (mut rig, slot, ticket, turn) = asking();
+        let (mut rig, slot, waiter_no, turn) = asking();
         let [next] = rig.waiters(PERMIT);
         assert!(rig.hand_off(slot, &CHAIN, "b"));
         rig.withdraw(next);
-        let expected = [Dropped("a"), HandedOff(ticket, "b"), Woken(next), Forgotten(turn)];
+        let expected = [Dropped("a"), HandedOff(waiter_no, "b"), Woken(next), Forgotten(turn)];
         assert_eq!(rig.effects(), expected, "the next one goes");
 
-        let (mut rig, _, ticket, turn) = asking();
+        let (mut rig, _, waiter_no, turn) = asking();
         rig.leave(turn);
-        assert_eq!(rig.effects(), [Woken(ticket), Forgotten(turn)], "its turn ends");
+        assert_eq!(rig.effects(), [Woken(waiter_no), Forgotten(turn)], "its turn ends");
 
         let (mut rig, _, _, turn) = asking();
         assert_eq!(rig.keep_in(turn, PERMIT, false), Kept::Yes);
         assert_eq!(rig.effects(), [Forgotten(turn)], "the store grants it");
 
-        let (mut rig, _, ticket, turn) = asking();
-        rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects));
+        let (mut rig, _, waiter_no, turn) = asking();
+        rig.run(|state, step| state.seek(turn, waiter_no, Duration::ZERO, step.effects));
         assert_eq!(rig.effects(), [Forgotten(turn)], "it begins again");
     }
 
     #[test]
     fn permit_is_kept_from_a_call_that_is_not_polled_or_differs() {
         for (ms, delay, suits) in [(10, 0, true), (11, 0, false), (10, 1, false)] {
-            let (mut rig, slot, ticket, turn) = asking_for_permits(PERMIT);
+            let (mut rig, slot, waiter_no, turn) = asking_for_permits(PERMIT);
             let delay = Duration::from_millis(delay);
-            rig.run(|state, step| state.seek(turn, ticket, delay, step.effects));
+            rig.run(|state, step| state.seek(turn, waiter_no, delay, step.effects));
             rig.ms = ms;
             assert_eq!(rig.hand_off(slot, &CHAIN, "b"), suits);
         }
@@ -1644,8 +1664,8 @@ mod tests {
 
     #[test]
     fn call_that_has_a_grant_keeps_its_slot_at_a_hand_off() {
-        let (mut rig, slot, ticket, turn) = asking_for_permits(PERMIT);
-        rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects));
+        let (mut rig, slot, waiter_no, turn) = asking_for_permits(PERMIT);
+        rig.run(|state, step| state.seek(turn, waiter_no, Duration::ZERO, step.effects));
         assert_eq!(rig.keep_in(turn, PERMIT, false), Kept::Yes);
         // Its hold is not installed yet.
         assert!(!rig.hand_off(slot, &CHAIN, "b"));
@@ -1667,13 +1687,13 @@ mod tests {
 
     #[test]
     fn seeker_is_woken_when_its_turn_is_reclaimed() {
-        let (mut rig, _, ticket, turn) = asking_for_permits(PERMIT);
-        assert!(rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects)));
+        let (mut rig, _, waiter_no, turn) = asking_for_permits(PERMIT);
+        assert!(rig.run(|state, step| state.seek(turn, waiter_no, Duration::ZERO, step.effects)));
         let [next] = rig.waiters(PERMIT);
         rig.ms = 11;
         assert!(matches!(rig.pulse_in(next, PERMIT), Some(Admitted::Turn(..))));
-        assert_eq!(rig.effects(), [Woken(ticket), Woken(turn)]);
-        assert!(!rig.run(|state, step| state.seek(turn, ticket, Duration::ZERO, step.effects)));
+        assert_eq!(rig.effects(), [Woken(waiter_no), Woken(turn)]);
+        assert!(!rig.run(|state, step| state.seek(turn, waiter_no, Duration::ZERO, step.effects)));
     }
 
     #[test]
@@ -1704,7 +1724,7 @@ mod tests {
         assert_eq!(rig.pulse_in(other, Mode::Read), Some(Admitted::Join("a")));
         assert_eq!(rig.pulse_in(one, Mode::Read), Some(Admitted::Join("a")));
         assert_eq!(rig.pulse_in(last, Mode::Read), None);
-        assert_eq!(rig.state.cohort(at(0)), None, "it would overtake the writer");
+        assert_eq!(rig.state.read_hold(at(0)), None, "it would overtake the writer");
         rig.leave(turn);
         assert_eq!(rig.effects(), [Dropped("a"), Woken(writer)]);
     }
@@ -1740,16 +1760,16 @@ mod tests {
     fn reader_that_has_not_waited_joins_for_a_while() {
         let mut rig = Rig::default();
         rig.hold(Mode::Read, "a");
-        assert_eq!(rig.state.cohort(at(49)), Some(&"a"));
-        assert_eq!(rig.state.cohort(at(50)), None);
+        assert_eq!(rig.state.read_hold(at(49)), Some(&"a"));
+        assert_eq!(rig.state.read_hold(at(50)), None);
         rig.state.disband(&"other");
-        assert_eq!(rig.state.cohort(at(0)), Some(&"a"));
+        assert_eq!(rig.state.read_hold(at(0)), Some(&"a"));
         rig.state.saw_another(at(0));
-        assert_eq!(rig.state.cohort(at(0)), None, "a writer waits elsewhere");
+        assert_eq!(rig.state.read_hold(at(0)), None, "a writer waits elsewhere");
     }
 
     #[test]
-    fn reader_that_has_not_joined_waits_at_its_place_again() {
+    fn reader_that_has_not_joined_waits_where_it_was() {
         let mut rig = Rig::default();
         let turn = rig.try_enter(Mode::Read).expect("a turn");
         let [reader] = rig.waiters(Mode::Read);
@@ -1811,8 +1831,8 @@ mod tests {
         let turn = rig.try_enter(X).expect("a turn");
         rig.state.answered(at(1));
         assert_eq!(rig.state.silence(), None);
-        assert_eq!(rig.state.asks(turn, at(2), at(9)), Some(at(2)));
-        assert_eq!(rig.state.asks(turn, at(4), at(9)), Some(at(2)));
+        assert_eq!(rig.state.asks(turn, at(2), until(9)), Some(at(2)));
+        assert_eq!(rig.state.asks(turn, at(4), until(9)), Some(at(2)));
         rig.state.unanswered(at(5));
         assert_eq!(rig.state.silence(), Some(Silence { since: at(2), heard: Some(at(1)) }));
         rig.state.saw_another(at(6));
@@ -1824,11 +1844,11 @@ mod tests {
         let mut rig = Rig::default();
         rig.hold(PERMIT, "a");
         let turn = rig.try_enter(PERMIT).expect("a turn");
-        rig.state.asks(turn, at(2), at(9));
+        rig.state.asks(turn, at(2), until(9));
         rig.leave(turn);
         assert_eq!(rig.state.silence(), None, "the request was that of the turn");
         let (mut rig, first, [second, _, _]) = three_behind_a_turn();
-        rig.state.asks(first, at(2), at(9));
+        rig.state.asks(first, at(2), until(9));
         rig.leave(first);
         rig.turn_of(second);
         assert!(rig.state.silence().is_some(), "the next one asks, too");

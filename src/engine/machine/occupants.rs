@@ -1,8 +1,31 @@
 //! The occupants of one name: what asks for it or holds it in this process.
 
+use super::mode;
+use super::pulse::Pulse;
 use crate::clock::Instant;
 use crate::store::Mode;
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
+
+/// The slot of a live hold among the occupants of its name: the number that its
+/// [`Turn`](crate::engine::acquire::turn::Turn) had before the grant.
+///
+/// It is neither `Clone` nor `Copy`: it goes from the turn to the hold, and from hold to hold.
+/// [`NameState::leave`](super::name::NameState::leave) ends it, which admits the waiters that it blocked.
+#[derive(Debug)]
+pub(in crate::engine) struct HolderSlot(NonZeroU64);
+
+impl HolderSlot {
+    /// Creates the slot of a number that the queue has drawn; the first one is 1. `Option<HolderSlot>` is no larger than
+    /// the number, which counts in each hold.
+    pub(in crate::engine) fn new(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self)
+    }
+
+    pub(in crate::engine) fn number(&self) -> u64 {
+        self.0.get()
+    }
+}
 
 /// A turn or a holder slot: the permission to ask the store, or the place of a hold. `H` is the hold.
 pub(in crate::engine) struct Occupant<H> {
@@ -17,16 +40,16 @@ pub(in crate::engine) struct Occupant<H> {
 
 /// The stage of an occupant.
 pub(in crate::engine) enum Stage<H> {
-    /// A turn. It takes its next step by `due` if it is polled. It is `refused` if the store has refused its last request,
+    /// A turn, with the last pulse of its call. It is `refused` if the store has refused its last request,
     /// so that it waits.
-    Asking { due: Instant, refused: bool },
+    Asking { pulse: Pulse, refused: bool },
     /// A holder slot. `None` until the grant is installed.
     Holding(Option<H>),
 }
 
 impl<H> Occupant<H> {
-    pub(super) fn asking(number: u64, mode: Mode, due: Instant) -> Self {
-        let stage = Stage::Asking { due, refused: false };
+    pub(super) fn asking(number: u64, mode: Mode, pulse: Pulse) -> Self {
+        let stage = Stage::Asking { pulse, refused: false };
         Self { number, mode, stage, forced: false, doubted: false }
     }
 
@@ -49,7 +72,7 @@ impl<H> Occupant<H> {
     }
 
     /// Puts a hold into the slot, or keeps the slot for the one that is to come. Returns the hold before.
-    pub(super) fn seat(&mut self, hold: Option<H>) -> Option<H> {
+    pub(super) fn occupy(&mut self, hold: Option<H>) -> Option<H> {
         match std::mem::replace(&mut self.stage, Stage::Holding(hold)) {
             Stage::Holding(before) => before,
             Stage::Asking { .. } => None,
@@ -61,7 +84,7 @@ impl<H> Occupant<H> {
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        matches!(self.stage, Stage::Asking { due, .. } if due < now)
+        matches!(self.stage, Stage::Asking { pulse, .. } if pulse.is_over(now))
     }
 
     /// Returns whether the store has refused its last request, so that it waits.
@@ -194,19 +217,19 @@ impl<H> Occupants<H> {
         }
     }
 
-    /// Sets the time by which a turn takes its next step.
-    pub(super) fn set_due(&mut self, number: u64, time: Instant) {
-        if let Some(Occupant { stage: Stage::Asking { due, .. }, .. }) = self.get_mut(number) {
-            *due = time;
+    /// Records a pulse of the call that has a turn.
+    pub(super) fn beat(&mut self, number: u64, next: Pulse) {
+        if let Some(Occupant { stage: Stage::Asking { pulse, .. }, .. }) = self.get_mut(number) {
+            *pulse = next;
         }
     }
 
-    /// Records that a turn sends a request now, and takes its next step by `due`. Returns `None` if there is no such turn.
-    pub(super) fn asks(&mut self, number: u64, due: Instant) -> Option<()> {
+    /// Records that a turn sends a request now. Returns `None` if there is no such turn.
+    pub(super) fn asks(&mut self, number: u64, next: Pulse) -> Option<()> {
         let occupant = self.get_mut(number)?;
         (occupant.forced, occupant.doubted) = (false, false);
-        if let Stage::Asking { due: step, .. } = &mut occupant.stage {
-            *step = due;
+        if let Stage::Asking { pulse, .. } = &mut occupant.stage {
+            *pulse = next;
         }
         Some(())
     }
@@ -275,8 +298,8 @@ impl<H> Occupants<H> {
     pub(super) fn can_all_share(&self, mode: Mode) -> bool {
         match self {
             Self::None => true,
-            Self::One(occupant) => occupant.mode.can_share(mode),
-            Self::Many(several) => mode.is_shared() && several.all_have(mode),
+            Self::One(occupant) => mode::can_share(occupant.mode, mode),
+            Self::Many(several) => mode::is_shared(mode) && several.all_have(mode),
         }
     }
 

@@ -89,14 +89,20 @@ impl Pauses {
         let little = (ours / LITTLE).min(LONGEST);
         let jittered = |pause: Duration| now + pause.max(little).mul_f64(1.0 + jitter).min(longest);
         match self.names.entry(name.clone()) {
-            Entry::Vacant(place) => {
+            Entry::Vacant(entry) => {
                 let until = jittered(round_trip);
-                let (length, rested) = (round_trip, until);
-                let (whole, seen, heard) = (true, false, now);
-                place.insert(Pause { length, until, rested, whole, seen, heard, fruitless: 0 });
+                entry.insert(Pause {
+                    length: round_trip,
+                    until,
+                    rested: until,
+                    whole: true,
+                    seen: false,
+                    heard: now,
+                    fruitless: 0,
+                });
             }
-            Entry::Occupied(mut place) => {
-                place.get_mut().follow((round_trip.max(little), longest), now, jittered);
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().follow(round_trip.max(little), longest, now, jittered);
             }
         }
     }
@@ -138,11 +144,11 @@ impl Pauses {
             return;
         }
         self.sweep(now);
-        if let Entry::Occupied(mut place) = self.names.entry(name.clone()) {
+        if let Entry::Occupied(mut entry) = self.names.entry(name.clone()) {
             // No waiter was there, so the next holder is no evidence about one.
-            place.get_mut().whole = false;
-            if place.get().heard + AWAY < now {
-                place.remove();
+            entry.get_mut().whole = false;
+            if entry.get().heard + AWAY < now {
+                entry.remove();
             }
         }
     }
@@ -152,7 +158,8 @@ impl Pause {
     /// Sets the length of the next pause by the outcome of the last one.
     fn follow(
         &mut self,
-        (shortest, longest): (Duration, Duration),
+        shortest: Duration,
+        longest: Duration,
         now: Instant,
         jittered: impl Fn(Duration) -> Instant,
     ) {
@@ -241,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_take_about_half_of_the_time_however_short_the_holds() {
+    fn pauses_are_about_half_of_the_time_however_short_the_holds() {
         let (mut pauses, mut now) = (Pauses::new(KEEP), Instant::ZERO);
         let (mut away, mut longest) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..1000 {

@@ -1,60 +1,26 @@
-//! Detects a call that keeps names for its caller and is no longer polled.
+//! The sign that a call is still polled.
 
-use crate::clock::{Clock, Instant};
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-use tokio::runtime::Handle;
-use tokio::time::sleep;
+use crate::clock::Instant;
 
-/// The heartbeat of the calls of one handle, which makes one call at a time: each poll is a beat.
-///
-/// A hold of which no caller has a lease yet is lost a TTL after the last beat. Otherwise the watchdog would renew it for a
-/// future that is kept and never polled again.
-#[derive(Debug, Default)]
-pub(crate) struct Heartbeat {
-    /// The time since the clock's origin, in nanoseconds.
-    last: AtomicU64,
+/// The last pulse of a call: each poll is one. Nothing waits for a call, and no hold is kept for it, from the end of its last
+/// pulse on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pulse {
+    until: Instant,
 }
 
-impl Heartbeat {
-    /// Runs `call`, and wakes its task three times in each TTL. Each poll is a beat.
-    pub(crate) async fn during<F: Future>(
-        &self,
-        clock: &Clock,
-        ttl: Duration,
-        call: F,
-    ) -> F::Output {
-        let gap = ttl / 3;
-        let (mut call, mut next) = (pin!(call), pin!(sleep(gap)));
-        let mut runtime = Handle::current().id();
-        poll_fn(|cx| {
-            // First, because the call may get a hold now.
-            self.beat(clock.now());
-            // A timer fires only while the runtime that it was made on runs.
-            if let Ok(here) = Handle::try_current()
-                && here.id() != runtime
-            {
-                runtime = here.id();
-                next.set(sleep(gap));
-            }
-            // A new timer wakes the task only once it was polled.
-            while next.as_mut().poll(cx).is_ready() {
-                next.set(sleep(gap));
-            }
-            call.as_mut().poll(cx)
-        })
-        .await
+impl Pulse {
+    /// Returns a pulse that ends at `until`, a bound after the poll.
+    pub(in crate::engine) fn until(until: Instant) -> Self {
+        Self { until }
     }
 
-    fn beat(&self, now: Instant) {
-        let nanos = u64::try_from(now.since_origin().as_nanos()).unwrap_or(u64::MAX);
-        self.last.store(nanos, Ordering::Relaxed);
+    pub(in crate::engine) fn ends_at(self) -> Instant {
+        self.until
     }
 
-    /// Returns the time at which a hold is lost without another beat.
-    pub(in crate::engine) fn ends_at(&self, ttl: Duration) -> Instant {
-        Instant::ZERO + Duration::from_nanos(self.last.load(Ordering::Relaxed)) + ttl
+    /// Returns whether the call counts as not polled.
+    pub(in crate::engine) fn is_over(self, now: Instant) -> bool {
+        now >= self.until
     }
 }

@@ -102,8 +102,8 @@ impl Timing {
         if failed { (self.ttl / 10).min(LONGEST_GAP) } else { self.ttl / 10 }
     }
 
-    /// Returns the longest time between two check-ins of a waiter.
-    pub(crate) fn check_in_period(&self) -> Duration {
+    /// Returns the longest time between two pulses of a waiter.
+    pub(crate) fn pulse_period(&self) -> Duration {
         self.ttl / 16
     }
 

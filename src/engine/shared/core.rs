@@ -6,9 +6,10 @@ use super::job::Job;
 use super::lifecycle::{Lifecycle, Stage};
 use super::options::Options;
 use super::queue::Queue;
+use super::schedule::{Call, Schedule};
 use super::served::Served;
 use crate::clock::{Clock, Instant};
-use crate::engine::machine::schedule::{Call, Schedule};
+use crate::engine::machine::mode;
 use crate::engine::machine::timing::Timing;
 use crate::observe::{Counters, DEFAULT_CLASS, EventQueues};
 use crate::store::{Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Mode, Name, Owner, Store};
@@ -227,8 +228,8 @@ impl Core {
     /// an idle semaphore.
     pub(in crate::engine) fn fencing(&self, mode: Mode) -> Option<Fencing> {
         let all = self.settings.fencing?;
-        let block = if mode.reserves_fences() { all.block } else { 1 };
-        let retention = if mode.has_size() { self.idle_kept() } else { all.retention };
+        let block = if mode::reserves_fences(mode) { all.block } else { 1 };
+        let retention = if mode::has_size(mode) { self.idle_kept() } else { all.retention };
         Some(Fencing { block, retention })
     }
 
@@ -242,7 +243,7 @@ impl Core {
     /// waiter would pass it, a request may also take an attempt.
     pub(in crate::engine) fn place_kept(&self, mode: Mode) -> Duration {
         let kept = self.settings.poll_bound * 3;
-        if mode.has_line() { kept.max(self.timing.attempt * 2) } else { kept }
+        if mode::has_line(mode) { kept.max(self.timing.attempt * 2) } else { kept }
     }
 
     /// Submits a job to the worker. Works on any thread, inside and outside a runtime.

@@ -3,10 +3,11 @@
 use super::description::Description;
 use super::options::Options;
 use crate::clock::Instant;
+use crate::engine::machine::chain::HandoffScope;
+use crate::engine::machine::count::{Share, Shares};
 use crate::engine::machine::hold::{Next, Phase, State};
-use crate::engine::machine::scope::HandoffScope;
-use crate::engine::machine::share::{Share, Shares};
-use crate::engine::machine::slot::HolderSlot;
+use crate::engine::machine::mode;
+use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::machine::timing::Timing;
 use crate::error::{Error, Loss};
 use crate::store::{HolderId, Keep, Mode, Name, Target};
@@ -157,7 +158,11 @@ impl Hold {
     }
 
     pub(in crate::engine) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
+        let mut inner = self.inner.lock();
+        if let Some(pulse) = self.options.pulse() {
+            inner.state.beat(pulse.last());
+        }
+        inner
     }
 
     /// Returns the time of the request that the store granted; hand-offs keep it.
@@ -197,7 +202,7 @@ impl Hold {
     /// handle, and no hold of another mode was made of it.
     pub(in crate::engine) fn is_past(&self) -> bool {
         let inner = self.lock();
-        inner.is_finished() && inner.latest.is_none() && !self.mode.is_joined()
+        inner.is_finished() && inner.latest.is_none() && !mode::is_joined(self.mode)
     }
 
     pub(crate) fn is_busy(&self) -> bool {

@@ -5,12 +5,13 @@ use super::hold::{Hold, Inner};
 use super::job::{Job, Sweep};
 use super::options::Options;
 use super::report::CallReport;
+use super::schedule::Group;
 use crate::clock::Instant;
 use crate::engine::acquire::turn::Turn;
+use crate::engine::machine::chain::HandoffScope;
+use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::{ChangeVerdict, Phase, Recorder, Reentry, State};
-use crate::engine::machine::schedule::Group;
-use crate::engine::machine::scope::HandoffScope;
-use crate::engine::machine::share::Share;
+use crate::engine::machine::mode;
 use crate::error::{Error, Loss, Result};
 use crate::observe::{EventKind, How};
 use crate::store::{Absence, HolderId, Name, Target};
@@ -44,17 +45,17 @@ impl Hold {
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant, report: &CallReport<'_>) -> Arc<Self> {
         let Grant { target, options, fence, reached, sent, now, unsure_until, scope, .. } = grant;
         let (holder, turn) = (grant.holder, grant.turn);
-        let terms = core.terms(&options, now, report.caller);
+        let policy = core.policy(&options, now, report.caller);
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
         // How far the token is ahead of the clock is unknown, so only the reserved block counts.
         state.reached(if reached { now } else { Instant::MAX });
-        if target.mode.is_joined() {
+        if mode::is_joined(target.mode) {
             state.share();
         }
         state.set_handoff_scope(scope);
-        state.set_terms(terms);
+        state.set_policy(policy);
         let number = turn.number();
         let hold = Self::new(target, options, (holder, fence), now, state, turn.into_slot());
         // Before any other task can find it.
@@ -83,7 +84,7 @@ impl Hold {
         let mut inner = self.lock();
         // Its waiter may have accepted it meanwhile, which puts it there.
         let at = if inner.scheduled.is_none() { inner.state.wake_at(&core.timing) } else { None };
-        core.schedule.replace((last.number, was), (self, at));
+        core.schedule.replace(last.number, was, self, at);
         inner.scheduled = inner.scheduled.or(at);
         drop(inner);
         self.end_if_closed(core);
@@ -296,7 +297,7 @@ impl Hold {
     /// Begins the `min_hold` of its handle, if it has one, and the limits that have not begun with the grant: the caller
     /// has got the lease.
     pub(crate) fn begin_min_hold(self: &Arc<Self>, core: &Arc<Core>) {
-        if self.options.heartbeat().is_some() {
+        if self.options.pulse().is_some() {
             let (stall, max) = (core.stall_after(&self.options), core.settings.max_hold);
             self.update(core, |state, now| state.begin_limits(now, stall, max));
         }
@@ -305,10 +306,10 @@ impl Hold {
         }
     }
 
-    /// Records that no caller has a new lease of it yet. Returns whether such a lease needs a heartbeat; otherwise
+    /// Records that no caller has a new lease of it yet. Returns whether such a lease needs a pulse; otherwise
     /// [`end_ahead`](Self::end_ahead) need not follow.
     pub(crate) fn begin_ahead(&self) -> bool {
-        self.options.heartbeat().is_some() && self.lock().state.begin_ahead()
+        self.options.pulse().is_some() && self.lock().state.begin_ahead()
     }
 
     /// Records that a lease is in a change of the mode: the hold is not renewed for it. [`end_change`](Self::end_change) or

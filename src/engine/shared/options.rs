@@ -1,13 +1,11 @@
 //! The options of a handle. They go with each of its acquires into the hold. [`setters`] gives a handle those that it has.
 
-use crate::engine::machine::pulse::Heartbeat;
+pub(crate) use crate::engine::machine::policy::Caller;
+
+use super::pulse::CallPulse;
 use crate::observe::DEFAULT_CLASS;
-use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The place in the user's code where a name is acquired, if it is known.
-pub(crate) type Caller = Option<&'static Location<'static>>;
 
 /// The options of a handle. Without any, it is empty: it allocates nothing and costs one pointer.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +20,7 @@ struct Set {
     lock_delay: Duration,
     stall_after: Option<Duration>,
     warn_held: Option<Duration>,
-    heartbeat: Option<Arc<Heartbeat>>,
+    pulse: Option<Arc<CallPulse>>,
     label: Option<Arc<str>>,
     class: &'static str,
     fair: bool,
@@ -35,7 +33,7 @@ impl Default for Set {
             lock_delay: Duration::ZERO,
             stall_after: None,
             warn_held: None,
-            heartbeat: None,
+            pulse: None,
             label: None,
             class: DEFAULT_CLASS,
             fair: false,
@@ -234,14 +232,14 @@ impl Options {
         self.0.as_ref()?.warn_held
     }
 
-    /// Returns the heartbeat of its calls, if a caller may get its lease much later than the grant.
-    pub(in crate::engine) fn heartbeat(&self) -> Option<&Arc<Heartbeat>> {
-        self.0.as_ref()?.heartbeat.as_ref()
+    /// Returns the pulse of its calls, if a caller may get its lease much later than the grant.
+    pub(in crate::engine) fn pulse(&self) -> Option<&Arc<CallPulse>> {
+        self.0.as_ref()?.pulse.as_ref()
     }
 
     /// Lets the limits of a hold begin when its caller gets the lease.
-    pub(crate) fn set_heartbeat(&mut self, heartbeat: &Arc<Heartbeat>) {
-        self.set().heartbeat = Some(Arc::clone(heartbeat));
+    pub(crate) fn set_pulse(&mut self, pulse: &Arc<CallPulse>) {
+        self.set().pulse = Some(Arc::clone(pulse));
     }
 
     pub(crate) fn set_stall_after(&mut self, limit: Duration) {

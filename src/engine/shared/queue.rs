@@ -15,11 +15,13 @@ use super::hold::Hold;
 use super::options::{NO_OPTIONS, Options};
 use super::wakers::{ByNumber, Listener, TurnNumber, Waker, Wakers, Woken, wake};
 use crate::clock::{Clock, Instant};
+use crate::engine::machine::chain::Chain;
+use crate::engine::machine::count::Share;
 use crate::engine::machine::effects::{Effects, Few, HandOff, Limits, Numbers, Step, Times};
+use crate::engine::machine::mode;
 use crate::engine::machine::name::{Admitted, Granted, Kept, LastAsk, NameState, Seated, Silence};
 use crate::engine::machine::pause::{Heard, Pauses};
-use crate::engine::machine::scope::Chain;
-use crate::engine::machine::share::Share;
+use crate::engine::machine::pulse::Pulse;
 use crate::engine::machine::timing::Timing;
 use crate::engine::machine::waiters::Demand;
 use crate::store::{HolderId, Mode, Name, NameMap, Wakeups};
@@ -135,7 +137,7 @@ pub(in crate::engine) struct Handoff {
 }
 
 /// What a pulse leads to, with what is only there to be dropped.
-struct Pulse {
+struct Polled {
     found: Found,
     _gone: Option<Listener>,
 }
@@ -283,7 +285,8 @@ impl Queue {
 
     /// Begins a turn at once, whatever else of this process asks for the name, holds it or waits: for a steal.
     pub(in crate::engine) fn seize_turn(&self, name: &Name, mode: Mode, now: Instant) -> Begun {
-        let times = Times { due: now + self.limits.attempt * 3, ..self.limits.at(now) };
+        let offer = Pulse::until(now + self.limits.attempt * 3);
+        let times = Times { offer, ..self.limits.at(now) };
         self.locked(|queue, effects| {
             let number = queue.run(name, times, effects, |state, step| state.seize(mode, step));
             Begun { number, not_before: queue.pauses.not_before(name, now), last_ask: None }
@@ -300,7 +303,7 @@ impl Queue {
         now: Instant,
     ) -> Found {
         let times = self.limits.at(now);
-        let pulse = self.locked(|queue, effects| {
+        let polled = self.locked(|queue, effects| {
             let ticket = *ticket.get_or_insert_with(|| queue.numbers.draw());
             let admitted = queue.run(name, times, effects, |state, step| {
                 state.pulse(ticket, demand, step).ok_or_else(|| Waits {
@@ -312,7 +315,7 @@ impl Queue {
                 Ok(admitted) => admitted,
                 Err(waits) => {
                     let woken = queue.wakers.listen(ticket, options);
-                    return Pulse { found: Found::Nothing { waits, woken }, _gone: None };
+                    return Polled { found: Found::Nothing { waits, woken }, _gone: None };
                 }
             };
             let found = match admitted {
@@ -328,9 +331,9 @@ impl Queue {
                 Admitted::Join(hold) => Found::Join(hold),
                 Admitted::Hold(hold) => Found::Hold(self.on_its_way(hold)),
             };
-            Pulse { found, _gone: queue.wakers.remove(ticket) }
+            Polled { found, _gone: queue.wakers.remove(ticket) }
         });
-        pulse.found
+        polled.found
     }
 
     /// Removes a waiter that goes from the queue.
@@ -363,7 +366,7 @@ impl Queue {
 
     /// Sets the time by which the next step of a turn follows. After that, waiters may reclaim the turn.
     pub(in crate::engine) fn set_due(&self, name: &Name, number: u64, due: Instant) {
-        self.note(name, |state| state.set_due(number, due));
+        self.note(name, |state| state.beat(number, Pulse::until(due)));
     }
 
     /// Records a request of a turn at `now`, and that its next step follows by `due`. Returns the time of the first
@@ -375,7 +378,7 @@ impl Queue {
         now: Instant,
         due: Instant,
     ) -> Option<Instant> {
-        self.note(name, |state| state.asks(number, now, due)).flatten()
+        self.note(name, |state| state.asks(number, now, Pulse::until(due))).flatten()
     }
 
     /// Records that the store has refused the request of a turn.
@@ -505,7 +508,7 @@ impl Queue {
         let QueueState { names, numbers, wakers, .. } = &mut *guard;
         let state = names.get_mut(name)?;
         let recipient = state.recipient(slot, chain, times)?;
-        let hold = next(wakers.options(recipient.ticket));
+        let hold = next(wakers.options(recipient.waiter_no));
         let mut step = Step { times, numbers, effects: &mut effects };
         state.hand_off(slot, recipient, Arc::clone(&hold), &mut step);
         let effects = guard.defer(effects);
@@ -529,7 +532,7 @@ impl Queue {
 
     /// Returns the hold that a reader of another handle may join now: the youngest one, if none waits in the queue.
     pub(in crate::engine) fn cohort(&self, name: &Name) -> Option<Arc<Hold>> {
-        self.look(name, |state| state.cohort(self.clock.now()).cloned()).flatten()
+        self.look(name, |state| state.read_hold(self.clock.now()).cloned()).flatten()
     }
 
     /// Lets no further reader join this hold.
@@ -616,10 +619,9 @@ impl Queue {
         mode: Mode,
         now: Instant,
     ) -> bool {
-        let since = self.limits.polled_since(now);
         let is_first = |state: &State| {
-            let excludes = |hold: &Arc<Hold>| !hold.mode.can_share(mode);
-            state.holds().next().is_some_and(excludes) && state.is_first(ticket, since)
+            let excludes = |hold: &Arc<Hold>| !mode::can_share(hold.mode, mode);
+            state.holds().next().is_some_and(excludes) && state.is_first(ticket, now)
         };
         self.look(name, is_first) == Some(true)
     }
@@ -716,8 +718,7 @@ impl Queue {
 
     /// Returns the arrival of the waiter that asks next, if it takes part in the line.
     pub(in crate::engine) fn next_arrival(&self, name: &Name, now: Instant) -> Option<Instant> {
-        let since = self.limits.polled_since(now);
-        self.look(name, |state| state.next_arrival(since)).flatten()
+        self.look(name, |state| state.next_arrival(now)).flatten()
     }
 
     /// Opens a place that a request of `holder` has taken for the waiter that asks next. Returns its arrival.
@@ -727,9 +728,8 @@ impl Queue {
         holder: HolderId,
         now: Instant,
     ) -> Option<Instant> {
-        let since = self.limits.polled_since(now);
         let mut queue = self.lock();
-        let arrived = queue.names.get(name)?.next_arrival(since)?;
+        let arrived = queue.names.get(name)?.next_arrival(now)?;
         queue.places.insert(name.clone(), OpenedPlace { holder, arrived });
         Some(arrived)
     }

@@ -6,10 +6,10 @@
 use super::core::Core;
 use super::hold::Hold;
 use super::options::{Caller, Options};
+use super::schedule::Renewing;
 use crate::clock::Instant;
 use crate::engine::acquire::set::SetCall;
 use crate::engine::machine::hold::{Ended, Phase, State};
-use crate::engine::machine::schedule::Renewing;
 use crate::error::Result;
 use crate::observe::{Event, EventKind, Health, How, Operation, Outcome, Recorded, Refusal};
 use crate::store::{Mark, Mode, Name, Renewed};

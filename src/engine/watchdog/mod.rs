@@ -15,11 +15,11 @@
 mod renewal;
 
 use super::machine::hold::{Due, State};
-use super::machine::schedule::{Batch, Call, Renewing};
 use super::machine::timing::Timing;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
 use super::shared::job::Job;
+use super::shared::schedule::{Batch, Call, Renewing};
 use crate::clock::{Instant, Sleeper};
 use crate::observe::EventKind;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl RenewalPlan {
         change: fn(&mut State, &Timing, Instant) -> Due,
     ) {
         for (at, hold) in taken {
-            match hold.when_due(core, (at, self.now), change) {
+            match hold.when_due(core, at, self.now, change) {
                 Due::Nothing => {}
                 Due::Flush | Due::TakenBack => self.flush.push(hold),
                 Due::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),

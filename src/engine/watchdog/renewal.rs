@@ -1,13 +1,13 @@
 //! The watchdog's transitions of a hold: it starts renewals and applies their verdicts.
 
 use crate::clock::Instant;
-use crate::engine::machine::hold::{Due, State};
-use crate::engine::machine::schedule::Group;
+use crate::engine::machine::hold::{Due, Phase, SentRenewal, State};
 use crate::engine::machine::timing::Timing;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
 use crate::engine::shared::options::Caller;
+use crate::engine::shared::schedule::Group;
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::Absence;
 use crate::util::trace;
@@ -24,7 +24,8 @@ impl Hold {
     pub(super) fn when_due(
         self: &Arc<Self>,
         core: &Arc<Core>,
-        (at, now): (Instant, Instant),
+        at: Instant,
+        now: Instant,
         change: impl FnOnce(&mut State, &Timing, Instant) -> Due,
     ) -> Due {
         let mut inner = self.lock();
@@ -51,7 +52,8 @@ impl Hold {
     /// Warns that the hold has been held for long.
     fn warn_held(&self, held: Duration, caller: Caller) {
         trace::later(Level::WARN, || {
-            let (name, fence) = (self.name.clone(), self.fence);
+            let name = self.name.clone();
+            let fence = self.fence;
             let held_ms = held.as_millis() as u64;
             let caller = caller.map(tracing::field::display);
             move || {
@@ -112,7 +114,7 @@ impl Hold {
         if self.remaining(core) < min {
             // With a long grace none may be due yet. One that has failed is retried in its own time.
             self.update(core, |state, now| {
-                if state.phase() == crate::engine::machine::hold::Phase::Held {
+                if state.phase() == Phase::Held {
                     state.renew_at(now);
                 }
             });
@@ -143,14 +145,14 @@ impl Hold {
         });
     }
 
-    /// Applies the verdict on a renewal. `attempt` is its number, the time at which it was sent,
-    /// and whether it extended the store's memory of the fencing token. With the same `jitter`,
-    /// holds that were renewed together are due together, and join the group.
+    /// Applies the verdict on a renewal. With the same `jitter`, holds that were renewed together are due together, and join
+    /// the group.
     pub(in crate::engine) fn renewed(
         self: &Arc<Self>,
         core: &Arc<Core>,
-        (now, jitter): (Instant, f64),
-        attempt: (u32, Instant, bool),
+        now: Instant,
+        jitter: f64,
+        renewal: SentRenewal,
         verdict: Result<Option<Absence>>,
         group: &mut Group<'_>,
     ) {
@@ -161,7 +163,8 @@ impl Hold {
             }),
             Ok(Some(_)) => {}
             Err(error) => trace::later(Level::DEBUG, || {
-                let (name, error) = (self.name.clone(), error.clone());
+                let name = self.name.clone();
+                let error = error.clone();
                 move || tracing::debug!(name = name.as_str(), %error, "renewal failed")
             }),
         }
@@ -180,7 +183,7 @@ impl Hold {
         };
         let tells = matches!(verdict, Ok(None)) && self.has_to_tell(core, &inner, now);
         let unflushed = self.update_locked(core, now, inner, Some(group), |state, now| {
-            state.renewed(&core.timing, now, jitter, attempt, verdict);
+            state.renewed(&core.timing, now, jitter, renewal, verdict);
             state.needs_flush()
         });
         if unflushed {

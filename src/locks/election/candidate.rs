@@ -7,7 +7,7 @@
 //! 3. **Nothing delays a loss.** The time to come to an end is that of a candidate that still leads.
 
 use super::leadership::Leadership;
-use crate::engine::{Engine, Heartbeat, Options, WaitLimit, Wanted, acquire, setters};
+use crate::engine::{CallPulse, Engine, Options, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::locks::lease::Lease;
 use crate::store::contract::metadata::check_value;
@@ -35,7 +35,7 @@ pub struct Candidate {
     name: Result<Name>,
     value: String,
     options: Options,
-    pulse: Arc<Heartbeat>,
+    pulse: Arc<CallPulse>,
     graceful: Duration,
     until: CancellationToken,
 }
@@ -55,7 +55,7 @@ impl Candidate {
         let name = name.and_then(|name| check_value(&value).map(|()| name));
         let pulse = Arc::default();
         let mut options = Options::default();
-        options.set_heartbeat(&pulse);
+        options.set_pulse(&pulse);
         Self {
             engine,
             name,

@@ -3,12 +3,12 @@
 use super::core::Core;
 use super::options::{Caller, Options};
 use crate::clock::Instant;
-use crate::engine::machine::hold::Terms;
+use crate::engine::machine::hold::HoldPolicy;
+use crate::engine::machine::mode;
 use crate::engine::machine::timing::LONGEST_TTL;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::contract::metadata::check_word;
 use crate::store::{Keep, Mode};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// The longest `lock_delay`. Within it, what a holder has sent has arrived or never will.
@@ -31,8 +31,9 @@ impl Core {
         if options.is_fair() {
             self.check_line()?;
         }
-        let (min_hold, delay) = (options.min_hold().unwrap_or_default(), options.lock_delay());
-        if !(mode.has_terms() || min_hold.is_zero() && delay.is_zero()) {
+        let min_hold = options.min_hold().unwrap_or_default();
+        let delay = options.lock_delay();
+        if !(mode::can_stay_closed(mode) || min_hold.is_zero() && delay.is_zero()) {
             return Err(Error::invalid("only an exclusive lock has a min_hold or a lock_delay"));
         }
         if min_hold > LONGEST_TTL {
@@ -82,32 +83,32 @@ impl Core {
         options.stall_after().or(self.settings.stall_after)
     }
 
-    /// Returns the terms of a hold that begins now; `None` for most. Its `min_hold` begins with the lease, and so do its
-    /// limits if its call has a [heartbeat](Options::heartbeat).
-    pub(in crate::engine) fn terms(
+    /// Returns the policy of a hold that begins now; `None` for most. Its `min_hold` begins with the lease, and so do its
+    /// limits if its call has a [pulse](Options::pulse).
+    pub(in crate::engine) fn policy(
         &self,
         options: &Options,
         now: Instant,
         caller: Caller,
-    ) -> Option<Box<Terms>> {
+    ) -> Option<Box<HoldPolicy>> {
         let stall = self.stall_after(options);
         let limited = stall.is_some() || self.settings.max_hold.is_some();
-        let heartbeat = options.heartbeat().map(Arc::clone);
-        let awaits_lease = limited && heartbeat.is_some();
+        let pulse = options.pulse().map(|pulse| pulse.last());
+        let awaits_lease = limited && pulse.is_some();
         let stall = stall.filter(|_| !awaits_lease);
         let warn = options.warn_held().or(self.settings.warn_held);
         let delay = options.lock_delay();
-        if heartbeat.is_none() && stall.is_none() && warn.is_none() && delay.is_zero() {
+        if pulse.is_none() && stall.is_none() && warn.is_none() && delay.is_zero() {
             return None;
         }
-        Some(Box::new(Terms {
+        Some(Box::new(HoldPolicy {
             awaits_lease,
-            heartbeat,
+            pulse,
             delay,
             stall: stall.map(|longest| (longest, now)),
             warn_at: warn.map(|after| now + after),
             began: warn.map(|_| (now, caller)),
-            ..Terms::default()
+            ..HoldPolicy::default()
         }))
     }
 }

@@ -1,0 +1,106 @@
+//! The hand-offs that follow from one grant of the store, and to whom they may go.
+
+use super::timing::Timing;
+use crate::clock::Instant;
+use std::time::Duration;
+
+/// The time for which a chain of hand-offs may go on while waiters elsewhere listen, even after the
+/// waiters that were queued at its start have been served.
+const SHORTEST_CHAIN: Duration = Duration::from_millis(20);
+
+/// The waiters of this process to which a hold may be handed off, as far as those of other processes are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandoffScope {
+    /// Those that take no part in the line: the grant of a plain lock does not report who waits elsewhere.
+    Plain,
+    /// Any, because none waited elsewhere.
+    All,
+    /// Those that arrived before this time, at which the oldest waiter elsewhere arrived.
+    Before(Instant),
+}
+
+impl HandoffScope {
+    /// Returns those of a grant that was requested at `sent`.
+    pub(in crate::engine) fn of(fair: bool, sent: Instant, oldest: Option<Duration>) -> Self {
+        match (fair, oldest) {
+            (false, _) => Self::Plain,
+            (true, None) => Self::All,
+            (true, Some(waited)) => {
+                let since_start = sent.saturating_duration_since(Instant::ZERO);
+                Self::Before(Instant::ZERO + since_start.saturating_sub(waited))
+            }
+        }
+    }
+
+    /// Returns whether a waiter is one of them.
+    pub(super) fn admits(self, fair: bool, arrived: Instant) -> bool {
+        match self {
+            Self::Plain => !fair,
+            Self::All => true,
+            Self::Before(time) => arrived < time,
+        }
+    }
+}
+
+/// The hand-offs since a grant of the store. Each hold of the chain has them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handoffs {
+    /// The time at which the request was sent that the store granted.
+    pub(super) began: Instant,
+    /// The time by which the store's clock had surely reached the first fencing token of the grant;
+    /// `Instant::MAX` if unknown.
+    pub(super) reached: Instant,
+    /// To whom the hold may be handed off.
+    pub(super) scope: HandoffScope,
+    count: u32,
+}
+
+impl Handoffs {
+    /// Returns those of a grant that was requested at `sent`.
+    pub(super) fn none(sent: Instant) -> Self {
+        Self { began: sent, reached: sent, scope: HandoffScope::Plain, count: 0 }
+    }
+
+    /// Returns those of the next hold.
+    pub(super) fn next(self) -> Self {
+        Self { count: self.count + 1, ..self }
+    }
+
+    /// Returns whether the store was asked so lately that waiters elsewhere do not wait long.
+    pub(super) fn is_recent(&self, timing: &Timing, now: Instant) -> bool {
+        now < self.began + timing.longest_chain
+    }
+
+    /// Returns whether the chain may go on, by its time and by a bound on its hand-offs.
+    pub(super) fn may_go_on(&self, timing: &Timing, now: Instant, bound: u32) -> bool {
+        self.count < bound && self.is_recent(timing, now)
+    }
+
+    /// Returns the chain of a hold that keeps the name closed for `delay` beyond T.
+    pub(super) fn chain(&self, now: Instant, delay: Duration) -> Chain {
+        let is_young = now < self.began + SHORTEST_CHAIN;
+        Chain { began: self.began, is_young, scope: self.scope, delay }
+    }
+
+    /// Returns whether the next holder in the chain has its own fencing token, after a grant that
+    /// reserved `block`. A token that was not reserved must lie behind the store's clock, which may
+    /// be 1 % slower, by more than a microsecond: the next grant may begin at an even number.
+    pub(super) fn has_fence(&self, now: Instant, block: u32) -> bool {
+        let next = self.count.saturating_add(1);
+        let elapsed = now.saturating_duration_since(self.reached).mul_f64(0.99).as_micros();
+        next < block || elapsed > u128::from(next) + 1
+    }
+}
+
+/// The chain of hand-offs that a hold belongs to, for the queue.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Chain {
+    /// The time of the request that the store granted.
+    pub(in crate::engine) began: Instant,
+    /// True if it is so short that it costs waiters elsewhere little.
+    pub(in crate::engine) is_young: bool,
+    /// To whom the hold may be handed off.
+    pub(in crate::engine) scope: HandoffScope,
+    /// The time for which the store keeps the name closed beyond T.
+    pub(in crate::engine) delay: Duration,
+}

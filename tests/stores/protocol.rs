@@ -10,7 +10,7 @@ const SCOPE: Scope = Scope {
     tokens: 1,
     faults: 0,
     kinds: &[],
-    plain_rivals: true,
+    plain_clients: true,
     nesting: false,
     handoff: false,
     abandon: false,
@@ -33,7 +33,7 @@ const fn sharing(sharing: Sharing) -> Scope {
 #[test]
 fn clients_exclude_each_other() {
     let met = [LOSS, LOST_REPLY, ORPHAN, TAKE_OVER];
-    holds("two clients", Scope { plain_rivals: false, ..SCOPE }, &[], &met);
+    holds("two clients", Scope { plain_clients: false, ..SCOPE }, &[], &met);
 }
 
 #[test]

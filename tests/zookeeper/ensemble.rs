@@ -316,7 +316,7 @@ async fn holders_end_in_time_when_no_server_reaches_another() {
     let callers = Callers::on(&servers, T).await;
     let keepers = Keepers::on(&servers, T, &callers.beliefs).await;
     let fault = now();
-    (0..3).for_each(|node| links.set(node, Flow::Hold));
+    (0..3).for_each(|node| links.set(node, Traffic::Hold));
     tokio::time::sleep(T).await;
     keepers.ended_in_time(fault, T);
     links.heal();

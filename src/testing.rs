@@ -57,6 +57,7 @@ pub use call::Call;
 pub use faulty::{Faults, FaultyStore};
 pub use rule::{Fault, Rule};
 
+use crate::engine::revoke;
 use crate::error::{Loss, Result};
 use crate::manager::LeaseManager;
 use crate::store::{Name, Store};
@@ -88,7 +89,7 @@ use std::time::Duration;
 ///
 /// [`Invalid`](crate::ErrorKind::Invalid) if the name is not valid.
 pub fn lose(leases: &LeaseManager, name: impl AsRef<str>, loss: Loss) -> Result<bool> {
-    Ok(leases.core().lose(&Name::new(name.as_ref())?, loss))
+    Ok(revoke::lose(leases.core(), &Name::new(name.as_ref())?, loss))
 }
 
 /// Connects the conformance suite to a store and its backend.

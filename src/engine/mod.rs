@@ -29,7 +29,7 @@
 //! 9. **Tokens depend on no runtime of the user**, unless the clock is tokio's, which only a
 //!    runtime can pause. Then watchdog and worker are one task of a runtime. When that runtime
 //!    ends, a call that waits or holds on another runtime restarts them there. Until then, and
-//!    while that runtime is blocked, a [`spare`] watchdog fires the tokens.
+//!    while that runtime is blocked, a [`fallback`] watchdog fires the tokens.
 //! 10. **Only `close` closes.** A panic in a poll of the engine is distinguished from a panic
 //!     elsewhere ([`panic_guard`]). It fires the tokens, and later calls return an error that names the
 //!     panic.
@@ -46,30 +46,35 @@
 mod acquire;
 mod admin;
 mod background;
+mod fallback;
 mod hold;
 mod machine;
 mod panic_guard;
 mod run;
 mod shared;
-mod spare;
 mod thread;
 mod watchdog;
 
 pub(crate) use acquire::set::SetCall;
-pub(crate) use acquire::{AFTER_EXPIRY, Claim, Polling, WaitLimit, Wanted, acquire, acquire_as};
-pub(crate) use admin::close::Closed;
+pub(crate) use acquire::{
+    AFTER_EXPIRY, AcquireSpec, Claim, Polling, WaitLimit, acquire, acquire_as,
+};
+pub(crate) use admin::close::{self, Closed};
+pub(crate) use admin::revoke;
 pub(crate) use admin::steal::{steal, want};
+pub(crate) use background::presence;
 pub(crate) use hold::convert::{Converted, convert};
-pub(crate) use hold::describe::LeaderEntry;
+pub(crate) use hold::describe::{self, LeaderEntry};
+pub(crate) use hold::{handoff, release, renew};
 pub(crate) use machine::count::Share;
 pub(crate) use machine::hold::Phase;
 pub(crate) use machine::timing::Timing;
 pub(crate) use run::Engine;
+pub(crate) use shared::calls;
 pub(crate) use shared::core::{Core, Settings};
 pub(crate) use shared::hold::Hold;
 pub(crate) use shared::lifecycle::Stage;
-pub(crate) use shared::options::{Caller, Options, setters};
-pub(crate) use shared::policy::check_stall_after;
+pub(crate) use shared::options::{Caller, Options, check_stall_after, setters};
 pub(crate) use shared::pulse::CallPulse;
-pub(crate) use shared::report::StoreRefusal;
-pub(crate) use shared::served::{Timed, Unanswered};
+pub(crate) use shared::report::{self, StoreRefusal};
+pub(crate) use shared::served::{self, Timed, Unanswered};

@@ -49,11 +49,12 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::locks::lock::Lock;
     use crate::store::MemoryStore;
+    use uuid::Uuid;
 
     #[tokio::test]
     async fn panic_of_the_engine_loses_all_leases_and_is_reported() {
         let store = Arc::new(MemoryStore::new());
-        let core = Core::new(store, Timing::DEFAULT, Settings::PLAIN, true);
+        let core = Engine::core(Uuid::new_v4(), store, Timing::DEFAULT, Settings::PLAIN, true);
         let engine = Engine::on_caller(Arc::clone(&core));
         let lease = Lock::new(Arc::clone(&engine), "n").lock().await.unwrap();
         let token = lease.cancellation_token();

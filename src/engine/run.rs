@@ -1,65 +1,35 @@
 //! Runs the engine on its own threads or on the runtime of a caller.
 
+use super::hold::handoff;
+use super::machine::timing::Timing;
 use super::panic_guard::guarded;
-use super::shared::core::{Core, WorkQueues};
+use super::shared::core::{Callbacks, Core, Settings, WorkQueues};
 use super::shared::lifecycle::Stage;
 use super::thread::spawn_thread;
-use super::{background, spare, watchdog};
+use super::{background, fallback, watchdog};
 use crate::error::{Error, ErrorKind, Loss, Result};
+use crate::store::Store;
 use crate::util::trace;
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
 use tokio::runtime::Handle;
+use uuid::Uuid;
 
-impl Core {
-    /// Starts watchdog and worker on this runtime if they belong on a caller's runtime and no task
-    /// runs them: at first, and after the runtime on which they ran has ended. Returns false if
-    /// this runtime has ended too.
-    pub(crate) fn ensure_running(self: &Arc<Self>) -> bool {
-        if !self.on_caller || self.is_running() {
-            return true;
-        }
-        if let Ok(runtime) = Handle::try_current()
-            && !self.life.is_ended()
-            && let Some(driver) = Driver::take(self)
-        {
-            *self.runtime.lock() = Some(runtime.clone());
-            runtime.spawn(driver.run());
-            // A runtime that has ended drops a spawned task at once.
-            return self.is_running();
-        }
-        true
-    }
+/// What the data of an engine calls in the rooms above it.
+const CALLBACKS: Callbacks = Callbacks { start, leave: handoff::leave_in_background };
 
-    /// Waits for `work`, and restarts watchdog and worker on this runtime if theirs ends meanwhile:
-    /// otherwise no task might do what `work` waits for.
-    ///
-    /// The caller pins `work`: a future that is moved in would take its space twice.
-    pub(crate) async fn attend<F: Future>(self: &Arc<Self>, mut work: Pin<&mut F>) -> F::Output {
-        if !self.on_caller {
-            return work.await;
-        }
-        let (mut vacated, mut listens) = (pin!(self.vacated.notified()), true);
-        poll_fn(|cx| {
-            // Work that is ready at once costs nothing here.
-            if let Poll::Ready(output) = work.as_mut().poll(cx) {
-                return Poll::Ready(output);
-            }
-            if listens {
-                while vacated.as_mut().poll(cx).is_ready() {
-                    vacated.set(self.vacated.notified());
-                }
-                // `ensure_running` sees a runtime that ended before this line; a later end wakes
-                // this task.
-                listens = self.ensure_running();
-            }
-            Poll::Pending
-        })
-        .await
+/// Starts watchdog and worker on this runtime, unless another task runs them. Returns false if this runtime has ended.
+fn start(core: &Arc<Core>) -> bool {
+    if let Ok(runtime) = Handle::try_current()
+        && !core.life.is_ended()
+        && let Some(driver) = Driver::take(core)
+    {
+        *core.runtime.lock() = Some(runtime.clone());
+        runtime.spawn(driver.run());
+        // A runtime that has ended drops a spawned task at once.
+        return core.is_running();
     }
+    true
 }
 
 /// Keeps the engine running. Dropping the last reference ends it.
@@ -68,6 +38,18 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
+    /// Creates the data of the engine of a manager with this id. With `on_caller`, the engine runs on the runtime of its
+    /// callers.
+    pub(crate) fn core(
+        manager: Uuid,
+        store: Arc<dyn Store>,
+        timing: Timing,
+        settings: Settings,
+        on_caller: bool,
+    ) -> Arc<Core> {
+        Core::new(manager, store, timing, settings, on_caller, CALLBACKS)
+    }
+
     /// Returns an engine that runs on the runtime of its callers or on its own threads.
     pub(crate) fn new(core: Arc<Core>) -> Result<Arc<Self>> {
         if core.on_caller {
@@ -82,7 +64,7 @@ impl Engine {
     pub(crate) fn on_caller(core: Arc<Core>) -> Arc<Self> {
         trace::start();
         core.ensure_running();
-        spare::watch(&core);
+        fallback::watch(&core);
         Arc::new(Self { core })
     }
 
@@ -144,10 +126,10 @@ struct Driver {
 
 impl Driver {
     fn take(core: &Arc<Core>) -> Option<Self> {
-        let mut place = core.work_queues();
-        let queues = place.take()?;
+        let mut owned = core.work_queues();
+        let queues = owned.take()?;
         core.running.store(true, Ordering::Release);
-        drop(place);
+        drop(owned);
         Some(Self { core: Arc::clone(core), queues: Some(queues) })
     }
 
@@ -171,17 +153,17 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         let core = &self.core;
-        let mut place = core.work_queues();
-        *place = self.queues.take();
+        let mut owned = core.work_queues();
+        *owned = self.queues.take();
         drop(core.runtime.lock().take());
         core.running.store(false, Ordering::Release);
-        drop(place);
+        drop(owned);
         if core.life.has_panicked() {
             core.events.end();
             core.life.enter(Stage::Ended);
         }
         if core.on_caller && !core.life.is_ended() {
-            if !spare::is_there() {
+            if !fallback::is_there() {
                 // Without its thread, nothing could fire these tokens later.
                 core.queue.holds().iter().for_each(|hold| hold.lose(core, Loss::Expired));
             }

@@ -1,6 +1,6 @@
 //! What is common to the handles on one name.
 
-use crate::engine::{Engine, Hold, WaitLimit, Wanted, acquire};
+use crate::engine::{AcquireSpec, Engine, Hold, WaitLimit, acquire};
 use crate::error::{Error, Result};
 use crate::locks::lease::Lease;
 use crate::store::Name;
@@ -33,14 +33,14 @@ impl Handle {
     }
 
     /// Acquires the name, however long that takes.
-    pub(crate) async fn lock(&mut self, wanted: Wanted<'_>) -> Result<Lease> {
+    pub(crate) async fn lock(&mut self, wanted: AcquireSpec<'_>) -> Result<Lease> {
         self.acquire(wanted, WaitLimit::Forever).await?.ok_or_else(Error::silent)
     }
 
     /// Acquires the name, or enters the last hold again.
     pub(crate) async fn acquire(
         &mut self,
-        wanted: Wanted<'_>,
+        wanted: AcquireSpec<'_>,
         limit: WaitLimit,
     ) -> Result<Option<Lease>> {
         runtime::need_at(wanted.caller());

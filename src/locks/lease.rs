@@ -1,6 +1,8 @@
 //! The guard that the user keeps while a name is held.
 
-use crate::engine::{Claim, Core, Engine, Hold, Phase, Share};
+use crate::engine::{
+    Claim, Core, Engine, Hold, Phase, Share, calls, describe, handoff, release, renew,
+};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::locks::guard::{Guard, Token};
 use crate::store::{HolderId, Mode, Note};
@@ -278,7 +280,7 @@ impl Lease {
     pub async fn note(&self) -> Result<Option<Note>> {
         self.core().life.check()?;
         consume_budget().await;
-        self.core().read_note(self.hold.target(), self.hold.holder).await
+        calls::read_note(self.core(), self.hold.target(), self.hold.holder).await
     }
 
     /// Checks that the lease is held now, by the local clock.
@@ -355,7 +357,7 @@ impl Lease {
     /// # }
     /// ```
     pub async fn ensure_remaining(&self, min: Duration) -> Result<()> {
-        self.hold.until_remaining(self.core(), min).await
+        renew::until_remaining(self.core(), &self.hold, min).await
     }
 
     /// Returns whether the lease is held, at risk or lost, by the local clock.
@@ -485,10 +487,10 @@ impl Lease {
     pub async fn describe_now(&self) -> Result<()> {
         consume_budget().await;
         let core = self.core();
-        if self.hold.tell(core).await? {
+        if describe::write(core, &self.hold).await? {
             return Ok(());
         }
-        Err(self.hold.denied(core).await)
+        Err(describe::denied(core, &self.hold).await)
     }
 
     /// Returns a guard for writes to data on the same server as the lock, for a
@@ -589,7 +591,7 @@ impl Lease {
         let engine = Arc::clone(&self.engine);
         let _call = engine.core.life.begin_call();
         self.end();
-        let result = self.hold.unlock(&engine.core, self.share).await;
+        let result = release::unlock(&engine.core, &self.hold, self.share).await;
         // Only now: what is begun must not wait for a turn of this task.
         consume_budget().await;
         result
@@ -636,7 +638,7 @@ impl Lease {
         let engine = Arc::clone(&self.engine);
         let _call = engine.core.life.begin_call();
         self.end();
-        let result = self.hold.unlock_done(&engine.core, self.share, keep).await;
+        let result = release::unlock_done(&engine.core, &self.hold, self.share, keep).await;
         consume_budget().await;
         result
     }
@@ -760,7 +762,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if !self.over {
             self.end();
-            self.hold.leave_in_background(self.core(), self.share);
+            handoff::leave_in_background(self.core(), &self.hold, self.share);
         }
     }
 }

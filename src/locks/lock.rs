@@ -1,6 +1,6 @@
 //! The handles that lock a name.
 
-use crate::engine::{self, Caller, Engine, Options, WaitLimit, Wanted, setters};
+use crate::engine::{self, AcquireSpec, Caller, Engine, Options, WaitLimit, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -143,7 +143,7 @@ impl Lock {
     #[doc(alias = "acquire")]
     #[track_caller]
     pub fn lock(&mut self) -> impl Future<Output = Result<Lease>> + use<'_> {
-        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller());
         self.handle.lock(wanted)
     }
 
@@ -189,7 +189,7 @@ impl Lock {
     #[doc(alias = "try_acquire")]
     #[track_caller]
     pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
-        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller());
         self.handle.acquire(wanted, WaitLimit::Once)
     }
 
@@ -234,7 +234,7 @@ impl Lock {
         &mut self,
         timeout: Duration,
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
-        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller());
         self.handle.acquire(wanted, WaitLimit::For(timeout))
     }
 
@@ -276,7 +276,7 @@ impl Lock {
     {
         let caller = Location::caller();
         async move {
-            let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(caller);
+            let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(caller);
             let lease = self.handle.lock(wanted).await?;
             let result = lease.run(body(self, &lease)).await;
             finish(result, lease.unlock().await, self.name())
@@ -391,7 +391,7 @@ impl Lock {
         let reason = Reason::new(&engine.core.author(), why.as_ref())?;
         let holder = engine::want(&engine.core, name, options, current, &reason).await?;
         let limit = WaitLimit::For(patience);
-        let wanted = Wanted::from(Mode::Exclusive).with(&self.options);
+        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options);
         let polite = self.handle.acquire(wanted, limit).await?;
         match (polite, holder) {
             (Some(lease), _) => Ok(Some(lease)),
@@ -404,7 +404,7 @@ impl Lock {
         let Self { handle: Handle { engine, name, current }, options } = self;
         let name = name.as_ref().map_err(Error::clone)?;
         let reason = Reason::new(&engine.core.author(), why)?;
-        let claim = engine::steal(&engine.core, (name, options), current, &reason, only).await?;
+        let claim = engine::steal(&engine.core, name, options, current, &reason, only).await?;
         Ok(claim.map(|claim| Lease::new(engine, claim)))
     }
 }
@@ -439,7 +439,7 @@ impl Holder {
         &mut self,
         name: N,
     ) -> impl Future<Output = Result<Lease>> + use<'_, N> {
-        let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
+        let wanted = AcquireSpec::from(Mode::Exclusive).at(Location::caller());
         async move { self.handle(name.as_ref(), wanted.caller())?.lock(wanted).await }
     }
 
@@ -461,7 +461,7 @@ impl Holder {
         &mut self,
         name: N,
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
-        let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
+        let wanted = AcquireSpec::from(Mode::Exclusive).at(Location::caller());
         async move {
             self.handle(name.as_ref(), wanted.caller())?.acquire(wanted, WaitLimit::Once).await
         }
@@ -487,7 +487,7 @@ impl Holder {
         name: N,
         timeout: Duration,
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
-        let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
+        let wanted = AcquireSpec::from(Mode::Exclusive).at(Location::caller());
         let limit = WaitLimit::For(timeout);
         async move { self.handle(name.as_ref(), wanted.caller())?.acquire(wanted, limit).await }
     }

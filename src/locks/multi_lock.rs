@@ -13,7 +13,8 @@
 
 use crate::clock::Instant;
 use crate::engine::{
-    CallPulse, Engine, Hold, Options, SetCall, WaitLimit, Wanted, acquire, setters,
+    AcquireSpec, CallPulse, Engine, Hold, Options, SetCall, WaitLimit, acquire, calls, served,
+    setters,
 };
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::locks::lease::{Lease, finish, run_while_held};
@@ -155,7 +156,7 @@ impl MultiLock {
         let pulse = Arc::default();
         options.set_pulse(&pulse);
         let names: Vec<_> = entries.iter().map(|entry| &entry.name).collect();
-        let atomic = engine.core.is_atomic(&names);
+        let atomic = calls::is_atomic(&engine.core, &names);
         Ok(Self { engine, entries, options, pulse, atomic })
     }
 
@@ -326,7 +327,7 @@ impl MultiLock {
     ) -> Result<Option<MultiLease>> {
         let engine = Arc::clone(&self.engine);
         let options = self.options.clone();
-        let wanted = Wanted::from(Mode::Exclusive).with(&options).at(caller);
+        let wanted = AcquireSpec::from(Mode::Exclusive).with(&options).at(caller);
         let core = &engine.core;
         let start = core.now();
         let passed = || core.now().saturating_duration_since(start);
@@ -357,7 +358,7 @@ impl MultiLock {
                     Err(_) if heard.is_some_and(is_recent) => return Ok(None),
                     Err(_) => {
                         let mut entries = self.entries.iter();
-                        let silent = entries.find_map(|entry| core.unserved(&entry.name));
+                        let silent = entries.find_map(|entry| served::unserved(core, &entry.name));
                         return silent.map_or(Ok(None), Err);
                     }
                 },
@@ -405,7 +406,7 @@ impl MultiLock {
     /// Asks once for all names at the same time, but for the one that is there. Releases all of them if one is refused.
     async fn ask_all(
         &mut self,
-        wanted: Wanted<'_>,
+        wanted: AcquireSpec<'_>,
         there: Option<(usize, Lease)>,
         atomic: bool,
     ) -> Result<Round> {
@@ -428,7 +429,7 @@ impl MultiLock {
         for (at, answer) in answers.await.into_iter().flatten() {
             match answer {
                 Ok(Some(lease)) => leases.push((at, lease)),
-                Ok(None) if set.has_spared(&self.entries[at].name) => {}
+                Ok(None) if set.has_not_tried(&self.entries[at].name) => {}
                 Ok(None) => refused = refused.or(Some(at)),
                 Err(error) if error.is_unavailable() => {
                     unanswered = unanswered.or(Some((at, error)));
@@ -451,7 +452,7 @@ impl MultiLock {
     /// Takes the names one after the other, in their order.
     async fn one_by_one(
         &mut self,
-        wanted: Wanted<'_>,
+        wanted: AcquireSpec<'_>,
         left: impl Fn() -> WaitLimit,
     ) -> Result<Option<Vec<Lease>>> {
         let mut leases: Vec<Lease> = Vec::with_capacity(self.entries.len());
@@ -477,7 +478,7 @@ impl Entry {
     async fn lock(
         &mut self,
         engine: &Arc<Engine>,
-        wanted: Wanted<'_>,
+        wanted: AcquireSpec<'_>,
         limit: WaitLimit,
     ) -> Result<Option<Lease>> {
         let Self { name, current } = self;

@@ -1,6 +1,8 @@
 //! Runs a job on one of many replicas.
 
-use crate::engine::{Engine, Options, Polling, StoreRefusal, WaitLimit, Wanted, acquire, setters};
+use crate::engine::{
+    AcquireSpec, Engine, Options, Polling, StoreRefusal, WaitLimit, acquire, calls, setters,
+};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -213,7 +215,7 @@ impl Job {
     ) -> Result<Option<Entered>> {
         let core = &self.engine.core;
         let refusal = StoreRefusal::new();
-        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(caller);
+        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(caller);
         let wanted = wanted.with_refusal(&refusal);
         if let Some(claim) = acquire(core, name, wanted, &mut None, WaitLimit::Once).await? {
             return Ok(Some(Entered::Lease(Lease::new(&self.engine, claim))));
@@ -227,7 +229,7 @@ impl Job {
 
     /// Asks the store who has the key.
     async fn describe(&self, name: &Name) -> Result<Entered> {
-        self.engine.core.inspect(name).await.map(Entered::Held)
+        calls::inspect(&self.engine.core, name).await.map(Entered::Held)
     }
 
     fn name(&self) -> &str {

@@ -1,7 +1,7 @@
 //! Locks one name for one writer or for many readers.
 
 use crate::engine::{
-    Converted, Engine, Hold, Options, Share, WaitLimit, Wanted, acquire_as, convert, setters,
+    AcquireSpec, Converted, Engine, Hold, Options, Share, WaitLimit, acquire_as, convert, setters,
 };
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -379,8 +379,8 @@ impl RwLock {
         let current = self.current.lock().clone();
         let (mut hold, share) =
             current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));
-        let wanted = Wanted::from(mode).with(&self.options).at(caller);
-        let claim = acquire_as(&self.engine.core, name, wanted, (&mut hold, share), limit).await?;
+        let wanted = AcquireSpec::from(mode).with(&self.options).at(caller);
+        let claim = acquire_as(&self.engine.core, name, wanted, &mut hold, share, limit).await?;
         let Some(claim) = claim else { return Ok(None) };
         *self.current.lock() = hold.map(|hold| (hold, claim.share()));
         Ok(Some(Lease::new(&self.engine, claim)))

@@ -1,6 +1,6 @@
 //! Counts permits of a name across processes.
 
-use crate::engine::{Engine, Options, WaitLimit, Wanted, acquire, setters};
+use crate::engine::{AcquireSpec, Engine, Options, WaitLimit, acquire, calls, setters};
 use crate::error::{Error, Result};
 use crate::locks::lease::Lease;
 use crate::store::{Mode, Name};
@@ -180,7 +180,7 @@ impl Semaphore {
         let core = &self.engine.core;
         core.life.check()?;
         consume_budget().await;
-        core.resize(name, size).await?;
+        calls::resize(core, name, size).await?;
         self.size.store(size, Ordering::Relaxed);
         Ok(())
     }
@@ -348,7 +348,7 @@ impl Semaphore {
         consume_budget().await;
         let own = self.size();
         let mode = Mode::Permits { size: own, take: 1 };
-        let inspection = core.inspect_as(name, mode).await?;
+        let inspection = calls::inspect_as(core, name, mode).await?;
         let held: u64 = inspection.holders.iter().map(|holder| holder.hold_count).sum();
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         let size = inspection.size.unwrap_or(own);
@@ -374,7 +374,7 @@ impl Semaphore {
             )));
         }
         let mode = Mode::Permits { size, take: count };
-        let wanted = Wanted::from(mode).with(&self.options).at(caller);
+        let wanted = AcquireSpec::from(mode).with(&self.options).at(caller);
         let claim = acquire(&self.engine.core, name, wanted, &mut None, limit).await?;
         Ok(claim.map(|claim| Permit { count, lease: Lease::new(&self.engine, claim) }))
     }

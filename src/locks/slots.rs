@@ -1,7 +1,7 @@
 //! Numbered leases: one of n names, whichever is free.
 
 use crate::engine::{
-    Core, Engine, Options, Timed, Unanswered, WaitLimit, Wanted, acquire, setters,
+    AcquireSpec, Core, Engine, Options, Timed, Unanswered, WaitLimit, acquire, served, setters,
 };
 use crate::error::{Error, Result};
 use crate::locks::lease::Lease;
@@ -246,8 +246,8 @@ impl Slots {
     }
 
     #[track_caller]
-    fn wanted(&self) -> Wanted<'_> {
-        Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller())
+    fn wanted(&self) -> AcquireSpec<'_> {
+        AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller())
     }
 
     fn check_index(&self, index: u32) -> Result<()> {
@@ -260,14 +260,19 @@ impl Slots {
     }
 
     /// Asks for one slot.
-    async fn slot(&self, wanted: Wanted<'_>, index: u32, limit: WaitLimit) -> Result<Option<Slot>> {
+    async fn slot(
+        &self,
+        wanted: AcquireSpec<'_>,
+        index: u32,
+        limit: WaitLimit,
+    ) -> Result<Option<Slot>> {
         let name = slot_name(self.name.as_ref().map_err(Error::clone)?, index)?;
         let claim = acquire(&self.engine.core, &name, wanted, &mut None, limit).await?;
         Ok(claim.map(|claim| Slot { index, lease: Lease::new(&self.engine, claim) }))
     }
 
     /// Looks for a free slot.
-    async fn look(&self, wanted: Wanted<'_>, progress: &Progress) -> Result<Option<Slot>> {
+    async fn look(&self, wanted: AcquireSpec<'_>, progress: &Progress) -> Result<Option<Slot>> {
         let name = self.name.as_ref().map_err(Error::clone)?;
         let queue = &self.engine.core.queue;
         for index in self.order() {
@@ -305,7 +310,7 @@ impl Slots {
     }
 
     /// Looks for a free slot and waits for one, in turns, until it has one.
-    async fn wait(&self, wanted: Wanted<'_>, progress: &Progress) -> Result<Slot> {
+    async fn wait(&self, wanted: AcquireSpec<'_>, progress: &Progress) -> Result<Slot> {
         self.name.as_ref().map_err(Error::clone)?;
         let core = &self.engine.core;
         let mut unanswered = Unanswered::default();
@@ -333,7 +338,11 @@ impl Slots {
     }
 
     /// Waits until one of the slots is free: of all of them, or of some for the poll interval.
-    async fn wait_for_any(&self, wanted: Wanted<'_>, progress: &Progress) -> Result<Option<Slot>> {
+    async fn wait_for_any(
+        &self,
+        wanted: AcquireSpec<'_>,
+        progress: &Progress,
+    ) -> Result<Option<Slot>> {
         let (indexes, limit): (Vec<u32>, _) = if self.size <= WAITED_FOR {
             ((0..self.size).collect(), WaitLimit::Forever)
         } else {
@@ -401,13 +410,13 @@ impl Progress {
     /// Returns the error of a timed call that has passed, unless one of the slots that it asks for is known to be taken.
     fn out_of_time(&self, core: &Core, timed: Timed) -> Option<Error> {
         let waits = self.0.lock();
-        if waits.names.iter().any(|name| core.has_served(name)) {
+        if waits.names.iter().any(|name| served::has_served(core, name)) {
             return None;
         }
         if waits.failure.is_some() {
             return waits.failure.clone();
         }
-        let mut errors = waits.names.iter().map(|name| core.out_of_time(name, timed));
+        let mut errors = waits.names.iter().map(|name| served::out_of_time(core, name, timed));
         errors.try_fold(Error::silent(), |_, error| error)
     }
 }

@@ -3,7 +3,7 @@
 use super::Builder;
 use super::builder::timing_of;
 use crate::clock::Clock;
-use crate::engine::{Core, Engine, Timing};
+use crate::engine::{Core, Engine, Timing, presence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::options::{Common, in_task};
 use crate::store::url::Backend;
@@ -35,9 +35,9 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
     if builder.dedicated_thread.unwrap_or(remote) {
         Engine::on_own_threads(async move || {
             let store = open(backend, Clock::system(), needed, timing.attempt).await?;
-            let core = Core::of_manager(manager, store, timing, settings, false);
+            let core = Engine::core(manager, store, timing, settings, false);
             describe(&core, owner);
-            core.introduce().await;
+            presence::introduce(&core).await;
             observers.start(&core.events).map(|()| core)
         })
         .await
@@ -45,9 +45,9 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
         // A server's time goes on during a suspend; what is in memory may follow a paused clock.
         let clock = if remote { Clock::system() } else { Clock::tokio() };
         let store = in_task(open(backend, clock, needed, timing.attempt)).await?;
-        let core = Core::of_manager(manager, store, timing, settings, true);
+        let core = Engine::core(manager, store, timing, settings, true);
         describe(&core, owner);
-        core.introduce().await;
+        presence::introduce(&core).await;
         observers.start(&core.events)?;
         Ok(Engine::on_caller(core))
     }
@@ -58,7 +58,8 @@ pub(super) fn build(builder: Builder, store: impl Store) -> Result<Arc<Engine>> 
     builder.remote.refuse("a store that is given to `build`")?;
     check_fencing(&store, builder.needs_fencing())?;
     let dedicated_thread = builder.dedicated_thread.unwrap_or(!store.clock().is_tokio());
-    let core = Core::new(Arc::new(store), timing, settings, !dedicated_thread);
+    let on_caller = !dedicated_thread;
+    let core = Engine::core(Uuid::new_v4(), Arc::new(store), timing, settings, on_caller);
     describe(&core, builder.owner);
     builder.observers.start(&core.events)?;
     Engine::new(core)
@@ -68,12 +69,12 @@ pub(super) fn in_memory() -> Arc<Engine> {
     let timing = Timing::DEFAULT;
     let settings = Builder::default().settings(&timing);
     let store = Arc::new(MemoryStore::new());
-    Engine::on_caller(Core::new(store, timing, settings, true))
+    Engine::on_caller(Engine::core(Uuid::new_v4(), store, timing, settings, true))
 }
 
 fn describe(core: &Core, owner: Option<Owner>) {
     if let Some(owner) = owner {
-        core.describer.describe(owner);
+        core.descriptions.describe(owner);
     }
 }
 

@@ -9,7 +9,7 @@ pub use builder::Builder;
 pub use close_error::CloseError;
 pub use holding::Holding;
 
-use crate::engine::{Closed, Engine};
+use crate::engine::{Closed, Engine, calls, close, describe, presence, report, revoke};
 use crate::error::Result;
 use crate::locks::election::Election;
 use crate::locks::lock::{Holder, Lock};
@@ -314,9 +314,9 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.life.check()?;
         consume_budget().await;
-        let inspection = core.inspect(&Name::new(name.as_ref())?).await?;
+        let inspection = calls::inspect(core, &Name::new(name.as_ref())?).await?;
         let mut holder = inspection.into_holder();
-        core.resolve(holder.as_mut_slice()).await;
+        presence::resolve(core, holder.as_mut_slice()).await;
         Ok(holder)
     }
 
@@ -352,8 +352,8 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.life.check()?;
         consume_budget().await;
-        let mut holders = core.inspect(&Name::new(name.as_ref())?).await?.into_holders();
-        core.resolve(&mut holders).await;
+        let mut holders = calls::inspect(core, &Name::new(name.as_ref())?).await?.into_holders();
+        presence::resolve(core, &mut holders).await;
         Ok(holders)
     }
 
@@ -391,8 +391,8 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.life.check()?;
         consume_budget().await;
-        let mut line = core.waiters(&Name::new(name.as_ref())?).await?;
-        core.resolve_waiting(&mut line).await;
+        let mut line = calls::waiters(core, &Name::new(name.as_ref())?).await?;
+        presence::resolve_waiting(core, &mut line).await;
         Ok(line)
     }
 
@@ -427,7 +427,7 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.life.check()?;
         consume_budget().await;
-        core.owner_of(id.as_ref()).await
+        presence::owner_of(core, id.as_ref()).await
     }
 
     /// Force-releases `name` and wakes a waiter. Returns whether it was held.
@@ -472,7 +472,7 @@ impl LeaseManager {
         core.life.check()?;
         consume_budget().await;
         let reason = Reason::new(&core.author(), why.as_ref())?;
-        core.revoke(&Name::new(name.as_ref())?, &reason).await
+        revoke::revoke(core, &Name::new(name.as_ref())?, &reason).await
     }
 
     /// Returns a stream of what happens to the leases of this manager from now on. It keeps the last `capacity` events that
@@ -528,7 +528,7 @@ impl LeaseManager {
     /// ```
     #[must_use]
     pub fn health(&self) -> Health {
-        self.engine.core.health()
+        report::health(&self.engine.core, describe::leading(&self.engine.core))
     }
 
     /// Returns what this manager holds now, without I/O: the oldest grant first.
@@ -588,7 +588,7 @@ impl LeaseManager {
     /// # }
     /// ```
     pub async fn close(&self) -> Result<(), CloseError> {
-        let Closed { released, failed } = self.engine.core.close().await;
+        let Closed { released, failed } = close::close(&self.engine.core).await;
         if failed.is_empty() { Ok(()) } else { Err(CloseError { released, failed }) }
     }
 }

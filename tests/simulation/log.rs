@@ -17,14 +17,12 @@ use tracing::subscriber::{Interest, NoSubscriber};
 use tracing::{Event, Metadata, Subscriber};
 
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
-const IN_CALLS: [&str; 7] = [
+const IN_CALLS: [&str; 5] = [
     "leasehold::locks::election::candidate",
     "leasehold::locks::once",
     "leasehold::engine::acquire::wait",
     "leasehold::locks::lease",
     "leasehold::engine::acquire",
-    "leasehold::engine::acquire::reenter",
-    "leasehold::engine::acquire::line",
 ];
 
 /// What writes in a task of its own on the user's runtime, which delays no engine.

@@ -2,38 +2,38 @@
 //! in this process ([`AcquireLoop::outermost`]), its requests ([`AcquireLoop::ask_store`]), and what becomes of each answer.
 //!
 //! `spec` is what a call asks for and gets. `turn` guards what it has in the queue, `attempt` guards its requests, and `wait`
-//! has its waits. `reenter` is for a handle that has the name, `set` for several names in one call, `line` for the order of
-//! the waiters of all processes.
+//! has the hints between them. `set` is for several names in one call.
 
 pub(super) mod attempt;
-mod line;
-mod reenter;
 pub(super) mod set;
 mod spec;
 pub(super) mod turn;
 mod wait;
 
-pub(crate) use spec::{Claim, WaitLimit, Wanted};
+pub(crate) use spec::{AcquireSpec, Claim, WaitLimit};
 pub(crate) use wait::Polling;
 
+use super::hold::{handoff, readers, renew};
 use super::machine::chain::HandoffScope;
 use super::machine::count::Share;
+use super::machine::hold::Reentry;
 use super::machine::mode;
 use super::machine::name::Kept;
 use super::shared::core::Core;
-use super::shared::hold::Hold;
-use super::shared::life::Grant;
+use super::shared::hold::{Grant, Hold};
+use super::shared::line::OpenArrival;
 use super::shared::options::Options;
-use super::shared::queue::{HandedOff, Waits};
-use super::shared::report::CallReport;
-use super::shared::served::{Timed, Unanswered};
+use super::shared::queue::{Asked, HandedOff, Waits};
+use super::shared::report::{self, CallReport};
+use super::shared::served::{self, Timed, Unanswered};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
-use crate::store::{Acquire, Acquired, HolderId, Line, Mode, Name, Target};
-use crate::util::trace::QuietSpan;
+use crate::store::{Acquire, Acquired, HolderId, Line, Mode, Name, Place, Target};
+use crate::util::trace::{self, QuietSpan};
 use attempt::Attempt;
-use line::OpenPlace;
+use set::SetCall;
+use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -42,6 +42,7 @@ use std::time::Duration;
 use tokio::task::coop::consume_budget;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
+use tracing::Level;
 use turn::{Admission, Turn, WaiterGuard};
 use wait::Hints;
 
@@ -51,7 +52,7 @@ pub(crate) const AFTER_EXPIRY: Duration = Duration::from_millis(5);
 /// The longest time for which `try_lock` lets waiters of other processes go first.
 const SHORT_PAUSE: Duration = Duration::from_millis(2);
 
-/// The time until the first repeated check-in of a waiter; it doubles each time.
+/// The time until the second pulse of a waiter; it doubles each time.
 const FIRST_GAP: Duration = Duration::from_millis(50);
 
 /// How long after a request for permits the next call asks, if a hold was handed off before the answer. Meanwhile the engine
@@ -62,11 +63,11 @@ const UNANSWERED: Duration = Duration::from_millis(100);
 pub(crate) fn acquire<'a>(
     core: &'a Arc<Core>,
     name: &Name,
-    wanted: impl Into<Wanted<'a>>,
+    wanted: impl Into<AcquireSpec<'a>>,
     current: &mut Option<Arc<Hold>>,
     limit: WaitLimit,
 ) -> impl Future<Output = Result<Option<Claim<'a>>>> {
-    acquire_as(core, name, wanted.into(), (current, Share::FIRST), limit)
+    acquire_as(core, name, wanted.into(), current, Share::FIRST, limit)
 }
 
 /// Acquires a name for a handle with this hold and its share in it, traced and bounded by the caller's limit. Every lease
@@ -74,11 +75,12 @@ pub(crate) fn acquire<'a>(
 pub(crate) async fn acquire_as<'a>(
     core: &'a Arc<Core>,
     name: &Name,
-    Wanted { mode, options, caller, set, refusal }: Wanted<'_>,
-    (current, share): (&mut Option<Arc<Hold>>, Share),
+    AcquireSpec { mode, options, caller, set, refusal }: AcquireSpec<'_>,
+    current: &mut Option<Arc<Hold>>,
+    share: Share,
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
-    core.check_options(options, mode)?;
+    options.check(&core.can, mode)?;
     // Where the store has a queue of its own, all locks are fair.
     let fair = options.is_fair() && core.can.line == Line::Places;
     let _call = core.life.begin_call();
@@ -106,7 +108,8 @@ pub(crate) async fn acquire_as<'a>(
     };
     let classified = core.settings.classified(name, options);
     let options = classified.as_ref().unwrap_or(options);
-    let report = CallReport::new(core, (name, mode, options), (start, caller)).of_set(set);
+    let report = CallReport::new(core, name, mode, options, start, caller)
+        .of_set(set.map(SetCall::is_given_up));
     let report = &report.with_refusal(refusal);
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
@@ -123,6 +126,7 @@ pub(crate) async fn acquire_as<'a>(
         start,
         answered,
         report,
+        set,
     };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
@@ -131,13 +135,18 @@ pub(crate) async fn acquire_as<'a>(
         WaitLimit::For(limit) => match timeout(limit, attended).await {
             Ok(result) => result,
             Err(_) if answered.load(Ordering::Relaxed) => {
-                core.out_of_time(name, Timed { start, limit }).map_or(Ok(None), Err)
+                served::out_of_time(core, name, Timed { start, limit }).map_or(Ok(None), Err)
             }
-            Err(_) => core.unserved(name).map_or(Ok(None), Err),
+            Err(_) => served::unserved(core, name).map_or(Ok(None), Err),
         },
         WaitLimit::Once | WaitLimit::Forever => attended.await,
     };
-    report.end(&result, once);
+    if matches!(result, Ok(None)) && set.is_some_and(|set| set.has_not_tried(name)) {
+        // The name that was refused is reported.
+        report.end_unreported();
+    } else {
+        report.end(&result, once);
+    }
     if span.is_enabled() {
         record(&span, core.now().saturating_duration_since(start), &result);
     }
@@ -155,7 +164,8 @@ fn record(span: &QuietSpan, waited: Duration, result: &Result<Option<Claim<'_>>>
         },
     );
     if let Ok(Some(Claim { hold, .. })) = &result {
-        let (name, count) = (hold.name.as_str(), hold.count());
+        let name = hold.name.as_str();
+        let count = hold.count();
         span.inside(|| tracing::debug!(name, fence = hold.fence, count, "granted"));
     }
 }
@@ -177,6 +187,8 @@ struct AcquireLoop<'a, 'core> {
     start: Instant,
     answered: &'a AtomicBool,
     report: &'a CallReport<'a>,
+    /// The set that it is a part of.
+    set: Option<&'a SetCall>,
 }
 
 impl<'core> AcquireLoop<'_, 'core> {
@@ -202,7 +214,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                 now = core.now();
             }
             // A change of its mode may have made another hold of it.
-            (*current, share) = (hold.changed_to(share), Share::FIRST);
+            *current = hold.changed_to(share);
+            share = Share::FIRST;
         }
         let Some(claim) = self.outermost(now).await? else {
             return Ok(None);
@@ -218,20 +231,62 @@ impl<'core> AcquireLoop<'_, 'core> {
         Ok(Some(claim))
     }
 
+    /// Re-enters a hold of which this handle has a share. Returns `None` if nothing is left of it, but for the one that a
+    /// change of its mode has made of it.
+    async fn enter_again(&self, hold: &Arc<Hold>, share: Share) -> Result<Option<Claim<'core>>> {
+        if !mode::can_enter(hold.mode, self.mode) {
+            return Err(Error::invalid(
+                "this handle reads the name, so its write would wait for itself; drop the read lease first, or use \
+                 ReadLease::try_upgrade",
+            ));
+        }
+        let entering = pin!(self.enter(hold, share));
+        self.core.life.unless_closed(entering).await
+    }
+
+    async fn enter(&self, hold: &Arc<Hold>, share: Share) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
+        loop {
+            let entered = match mode::is_joined(hold.mode) {
+                true => readers::join_again(core, hold, share),
+                false => hold.enter_again(core),
+            };
+            match entered {
+                Ok(()) => return Ok(Some(Claim::new(core, Arc::clone(hold), share))),
+                Err(Reentry::Busy) => {
+                    // A silence is the store's: it has not answered the request of this handle to change the mode.
+                    self.answered.store(false, Ordering::Relaxed);
+                    let idle = timeout(self.silence_limit(), hold.until_idle()).await;
+                    idle.map_err(|_| Error::silent())?;
+                }
+                Err(Reentry::Lost(loss)) => return Err(Error::lost(loss)),
+                Err(Reentry::Over) => {
+                    // The release of this handle may still be in flight; `try_lock` waits for it instead of reporting
+                    // contention.
+                    if self.once && !mode::is_joined(hold.mode) {
+                        let _ = timeout(core.timing.attempt, hold.until_over()).await;
+                    }
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
     /// Acquires the name outermost: from the store, or by a hand-off, after waiting in the queue.
     async fn outermost(&self, mut now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         // A nested request before it needs no answer any more.
         self.answered.store(true, Ordering::Relaxed);
         if mode::is_joined(self.mode)
-            && let Some((hold, share)) = core.join_cohort(self.report, self.name)
+            && let Some((hold, share)) = readers::join_youngest(core, self.report, self.name)
         {
             return Ok(Some(Claim::new(core, hold, share)));
         }
         // Dropped after the waiter.
-        let _place = self.fair.then(|| OpenPlace { core, name: self.name, arrived: self.start });
+        let _arrival =
+            self.fair.then(|| OpenArrival { core, name: self.name, arrived: self.start });
         if self.once {
-            return match core.queue.try_turn(self.name, self.mode, now) {
+            return match Turn::at_once(&core.queue, self.name, self.mode, now) {
                 Some(turn) => self.begin(turn).await,
                 None => Box::pin(self.wait_out_silence()).await,
             };
@@ -246,7 +301,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Waits in the queue until an offer comes, and returns it with the time of the check-in that found it. Fails once the
+    /// Waits in the queue until an offer comes, and returns it with the time of the pulse that found it. Fails once the
     /// store counts as silent: the first waiter may get no answer either.
     async fn wait_in_queue(
         &self,
@@ -259,21 +314,21 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut gap = FIRST_GAP;
         let mut reported = false;
         loop {
-            let Waits { silent_since, mixed } = match waiter.check_in(now) {
+            let Waits { silent_since, mixed } = match waiter.pulse(now) {
                 Ok(admission) => return Ok((admission, now)),
                 Err(waits) => waits,
             };
             self.report.waits(|| core.queue.ahead(self.name, waiter.number()));
-            // After the check-in: `close` wakes each waiter that it finds.
+            // After the pulse: `close` wakes each waiter that it finds.
             core.life.check()?;
             if mixed {
-                self.check_kind()?;
+                self.check_modes()?;
             }
             let mut pause = gap.min(core.timing.pulse_period());
             if let Some(since) = silent_since {
                 let until = since.max(self.start) + limit;
                 if until <= now {
-                    return Err(core.silent(self.name));
+                    return Err(served::silent(core, self.name));
                 }
                 pause = pause.min(until.saturating_duration_since(now));
             }
@@ -300,12 +355,12 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Takes the offer that a check-in at `now` found, once.
+    /// Uses the offer that a pulse at `now` found, once.
     async fn admitted(&self, admission: Admission, now: Instant) -> Result<Option<Claim<'core>>> {
         match admission {
             Admission::Turn(turn) => self.begin(turn).await,
             Admission::Join(hold) => {
-                let share = hold.join(self.core, self.report);
+                let share = readers::join(self.core, &hold, self.report);
                 Ok(share.map(|share| Claim::new(self.core, hold, share)))
             }
             Admission::Hold(offered) => Ok(self.accept(offered, now)),
@@ -347,7 +402,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     fn accept(&self, offered: HandedOff, now: Instant) -> Option<Claim<'core>> {
-        offered.accept(self.core, self.report, now).map(|hold| self.claim(hold))
+        handoff::accept(self.core, offered, self.report, now).map(|hold| self.claim(hold))
     }
 
     /// Asks the store until it grants the name. Returns `None` if the name is held and this call
@@ -359,7 +414,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut unanswered = Unanswered::default();
         self.wait_to_ask(&mut turn, &mut hints, attempt.holder()).await;
         loop {
-            if let Some(set) = self.report.set {
+            if let Some(set) = self.set {
                 set.arrive().await;
             }
             core.life.check()?;
@@ -369,14 +424,14 @@ impl<'core> AcquireLoop<'_, 'core> {
             let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
             let since = unanswered.since(since);
             let until = since.max(self.start) + self.silence_limit();
-            attempt.send(self.request(attempt.holder()), self.report.set, now);
+            attempt.send(self.request(attempt.holder()), self.set, now);
             self.note_ask(&turn, &hints, now + UNANSWERED.min(core.timing.attempt));
             let Some(verdict) = self.answer(&turn, pin!(attempt.land()), now, until).await else {
-                let silent = core.silent(self.name);
-                core.count_failure(Operation::Acquire, now, 1);
+                let silent = served::silent(core, self.name);
+                report::count_failure(core, Operation::Acquire, now, 1);
                 return Err(silent);
             };
-            core.count_answer(Operation::Acquire, &verdict, was_refused, now, 1);
+            report::count_answer(core, Operation::Acquire, &verdict, was_refused, now, 1);
             match verdict {
                 Ok(Acquired::Granted { sent, fence, reached, oldest }) => {
                     let now = core.now();
@@ -392,7 +447,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                                 now,
                                 unsure_until: attempt.accept_grant(),
                                 scope: HandoffScope::of(self.fair, sent, oldest),
-                                turn,
+                                slot: turn.into_slot(),
                             }));
                         }
                         Keep::Excluded => {
@@ -480,6 +535,186 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
+    /// Waits for a hint, for the end of the turn, or until the holder's time to live or the poll bound ends. Meanwhile
+    /// it moves the turn's due time on, which shows that this future is polled.
+    async fn wait_to_retry<'a>(
+        &'a self,
+        turn: &Turn,
+        hints: &mut Hints<'a>,
+        holder: HolderId,
+        until: Instant,
+    ) {
+        let core = self.core;
+        loop {
+            let now = core.now();
+            let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
+            turn.set_due(now + step + core.timing.attempt);
+            if step.is_zero() {
+                break;
+            }
+            let is_hint = tokio::select! {
+                biased;
+                is_hint = hints.wait(core, self.target(), holder, step) => is_hint,
+                // Then there is nothing to ask for.
+                () = turn.ended() => true,
+            };
+            if is_hint {
+                break;
+            }
+        }
+        // A call of this process may have released permits while others wait elsewhere.
+        if mode::can_seek(self.mode)
+            && let Some(time) = core.queue.not_before(self.name)
+        {
+            self.let_others_go_first(turn, time).await;
+        }
+    }
+
+    /// Lets waiters elsewhere go first until `time`.
+    async fn let_others_go_first(&self, turn: &Turn, time: Instant) {
+        let time = time.min(self.start + self.longest_pause);
+        turn.set_due(time + self.core.timing.attempt);
+        self.core.clock().sleep_until(time).await;
+    }
+
+    /// Returns when the store is asked again that has refused the request of `sent`, if no hint comes before. Records that
+    /// for the call that asks after this one.
+    fn ask_again_at(
+        &self,
+        turn: &Turn,
+        hints: &Hints<'_>,
+        sent: Instant,
+        remaining: Option<Duration>,
+    ) -> Instant {
+        let now = self.core.now();
+        let bound = self.core.settings.poll_bound;
+        let until =
+            now + remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
+        // A release since then may wake no waiter. If permits change hands faster than the store subscribes, none of the
+        // calls hears one.
+        let took = now.saturating_duration_since(sent);
+        let next_call = if hints.may_miss() { until.min(now + took) } else { until };
+        self.note_ask(turn, hints, next_call);
+        until
+    }
+
+    /// Records the last request for the call that asks after this one, if a hold is handed off to this one.
+    fn note_ask(&self, turn: &Turn, hints: &Hints<'_>, again_at: Instant) {
+        if !self.once && mode::can_seek(self.mode) {
+            turn.note_ask(Asked { mode: self.mode, wakeups: hints.wakeups(), again_at });
+        }
+    }
+
+    /// Waits before the first request of a turn: as the call before it would, and for waiters elsewhere.
+    async fn wait_to_ask<'a>(&'a self, turn: &mut Turn, hints: &mut Hints<'a>, holder: HolderId) {
+        if let Some(last) = turn.last_ask.take() {
+            Box::pin(self.wait_as_before(turn, hints, holder, last)).await;
+        }
+        turn.set_fair(self.fair);
+        if let Some(time) = turn.not_before() {
+            self.let_others_go_first(turn, time).await;
+        }
+    }
+
+    /// Goes on in place of the call that asked before, until the store is to be asked again.
+    async fn wait_as_before<'a>(
+        &'a self,
+        turn: &Turn,
+        hints: &mut Hints<'a>,
+        holder: HolderId,
+        last: Asked,
+    ) {
+        if let Some(wakeups) = &last.wakeups {
+            *hints = Hints::Subscribed(Arc::clone(wakeups));
+        }
+        // The store may grant another number of permits.
+        if last.mode == self.mode {
+            let again_at = last.again_at;
+            turn.note_ask(last);
+            self.wait_to_retry(turn, hints, holder, again_at).await;
+        }
+    }
+
+    /// Waits for the answer to a request of another call of this process, as long as for an own
+    /// one: a long silence may come from a stall of this process. Returns `None` if the store is
+    /// not silent: then another call has the name, or is about to.
+    async fn wait_out_silence(&self) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
+        let until = self.start + self.silence_limit();
+        let mut waiter = self.waiter();
+        loop {
+            let now = core.now();
+            core.life.check()?;
+            let silence = core.queue.silence(self.name);
+            let lasts = |since| now.saturating_duration_since(since) >= core.timing.attempt;
+            if !silence.is_some_and(|silence| lasts(silence.since)) {
+                return self.check_modes().map(|()| None);
+            }
+            if until <= now {
+                return Err(served::silent(core, self.name));
+            }
+            if let Ok(admission) = waiter.pulse(now) {
+                return self.admitted(admission, now).await;
+            }
+            let pause = FIRST_GAP.min(until.saturating_duration_since(now));
+            // The answer that ends the silence may also have let us ask.
+            if timeout(pause, waiter.woken()).await.is_ok() {
+                let now = core.now();
+                if let Ok(admission) = waiter.pulse(now) {
+                    return self.admitted(admission, now).await;
+                }
+            }
+        }
+    }
+
+    /// Fails if this process uses the name as another kind of lock: the store would refuse the request, which waits here.
+    fn check_modes(&self) -> Result<()> {
+        let others = self.core.queue.used_otherwise(self.name, self.mode);
+        // One that ends soon, or never was, is of no account.
+        let is_sure =
+            |hold: &Option<Arc<Hold>>| hold.as_ref().is_none_or(|hold| hold.is_believed());
+        let other = others.iter().find(|(_, hold)| is_sure(hold));
+        other.map_or(Ok(()), |(mode, _)| Err(mode.kind().wrong_type()))
+    }
+
+    /// Warns of a wait that may never end: the call that waits may be nested in one that holds the name. Returns
+    /// false if this process does not hold it.
+    fn report_own_hold(&self, now: Instant) -> bool {
+        if self.core.queue.holds_of(self.name).is_empty() {
+            return false;
+        }
+        let waited = now.saturating_duration_since(self.start);
+        trace::later(Level::WARN, || {
+            let name = self.name.clone();
+            let waited_ms = waited.as_millis() as u64;
+            move || {
+                tracing::warn!(
+                    name = name.as_str(),
+                    waited_ms,
+                    "waiting for a name that this process holds; a nested call needs the handle of its caller"
+                )
+            }
+        });
+        true
+    }
+
+    /// Renews the hold ahead at each hint: it may have been forced open elsewhere.
+    async fn verify_on_hints<'a>(&'a self, hints: &mut Hints<'a>) -> Infallible {
+        let core = self.core;
+        loop {
+            let subscribed = hints.is_subscribed();
+            hints.hint(core, self.target(), None).await;
+            // Neither the subscription nor a release of this process, which a new grant follows, is
+            // worth a renewal: a hold is not handed off during one.
+            let holds = if subscribed { core.queue.holds_of(self.name) } else { Vec::new() };
+            for hold in holds {
+                if hold.chain_began() + FIRST_GAP < core.now() {
+                    renew::renew_now(core, &hold).await;
+                }
+            }
+        }
+    }
+
     /// Returns the claim of a hold that no other handle shares.
     fn claim(&self, hold: Arc<Hold>) -> Claim<'core> {
         Claim::new(self.core, hold, Share::FIRST)
@@ -492,7 +727,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         if self.once { timing.attempt * 2 } else { timing.ttl }
     }
 
-    pub(super) fn target(&self) -> Target {
+    fn target(&self) -> Target {
         Target::new(self.name.clone(), self.mode)
     }
 
@@ -500,14 +735,31 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         Acquire::new(self.target(), holder, core.ttl_of(self.options), core.timing.attempt)
             .with_fencing(core.fencing(self.mode))
-            .with_place(self.place())
+            .with_place(self.arrival())
     }
 
-    /// Returns the guard of this call's place in the queue of this process.
+    /// Returns its arrival, for the order of the waiters of all processes.
+    fn arrival(&self) -> Option<Place> {
+        let core = self.core;
+        let ordered = match self.mode {
+            Mode::Exclusive => self.fair,
+            Mode::Read | Mode::Write => !self.once,
+            Mode::Permits { .. } => false,
+        };
+        ordered.then(|| {
+            if self.once {
+                // It passes no waiter, and the store keeps nothing of it.
+                return Place::new(Duration::ZERO, Duration::ZERO);
+            }
+            let waited = core.now().saturating_duration_since(self.start);
+            let left = self.longest_wait.saturating_sub(waited);
+            Place::new(waited, core.arrival_kept(self.mode).min(left))
+        })
+    }
+
+    /// Returns the guard of this call in the queue of this process.
     fn waiter(&self) -> WaiterGuard<'_> {
-        self.core
-            .queue
-            .waiter(self.name, self.mode)
+        WaiterGuard::new(&self.core.queue, self.name, self.mode)
             .arrived(self.start, self.fair)
             .with(self.options)
     }

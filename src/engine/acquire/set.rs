@@ -10,6 +10,7 @@
 //!    So a set that waits for a silent name does not make the others look silent.
 //! 2. No waker is woken and no future is dropped under a lock.
 
+use crate::engine::shared::calls;
 use crate::engine::shared::core::Core;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Acquire, Acquired, Name, SetVerdicts, StoreFuture};
@@ -34,14 +35,19 @@ pub(crate) struct SetCall {
     is_given_up: AtomicBool,
     /// The requests of this round, which have not left.
     call: Mutex<Arc<Call>>,
-    spared: Arc<Mutex<Vec<Name>>>,
+    not_tried: Arc<Mutex<Vec<Name>>>,
 }
 
 impl SetCall {
     pub(crate) fn new(atomic: bool) -> Self {
-        let (arrived, round, is_given_up) = Default::default();
-        let (call, spared) = Default::default();
-        Self { atomic, arrived, round, is_given_up, call, spared }
+        Self {
+            atomic,
+            arrived: AtomicUsize::new(0),
+            round: AtomicUsize::new(0),
+            is_given_up: AtomicBool::new(false),
+            call: Mutex::default(),
+            not_tried: Arc::default(),
+        }
     }
 
     /// Waits until all acquires have arrived. [`next`](Self::next) has the task poll this again, so it needs no waker.
@@ -60,7 +66,7 @@ impl SetCall {
         let call = Arc::clone(&self.call.lock());
         let name = request.target.name.clone();
         let index = call.0.lock().add(request);
-        Box::pin(Part { call, index, name, spared: Arc::clone(&self.spared) })
+        Box::pin(Part { call, index, name, not_tried: Arc::clone(&self.not_tried) })
     }
 
     /// Decides what comes next when all acquires were polled; `ended` are those that have.
@@ -94,13 +100,13 @@ impl SetCall {
     }
 
     /// Returns whether the store left this name as it is because another one of the set was not granted.
-    pub(crate) fn has_spared(&self, name: &Name) -> bool {
-        self.spared.lock().contains(name)
+    pub(crate) fn has_not_tried(&self, name: &Name) -> bool {
+        self.not_tried.lock().contains(name)
     }
 
-    /// Returns whether the acquires that have not ended are given up because of one that has.
-    pub(in crate::engine) fn is_given_up(&self) -> bool {
-        self.is_given_up.load(Relaxed)
+    /// Returns whether the acquires that have not ended are given up because of one that has, also later.
+    pub(super) fn is_given_up(&self) -> &AtomicBool {
+        &self.is_given_up
     }
 }
 
@@ -141,8 +147,10 @@ impl Call {
     fn send(&self, core: &Core, atomic: bool) {
         let requests = std::mem::take(&mut self.0.lock().requests);
         let flight = match atomic && requests.len() > 1 {
-            true => Flight::Together(core.acquire_all(requests)),
-            false => Flight::Each(requests.into_iter().map(|one| core.acquire(one)).collect()),
+            true => Flight::Together(calls::acquire_all(core, requests)),
+            false => {
+                Flight::Each(requests.into_iter().map(|one| calls::acquire(core, one)).collect())
+            }
         };
         self.0.lock().flight = flight;
     }
@@ -156,9 +164,10 @@ impl Call {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns `None` for a name that was spared.
+    /// Returns `None` for a name that was not tried.
     fn poll(&self, index: usize, cx: &mut Context<'_>) -> Poll<Result<Option<Acquired>>> {
-        let (mut over, mut wakers) = (None, Vec::new());
+        let mut over = None;
+        let mut wakers = Vec::new();
         let mut state = self.0.lock();
         if let Flight::Together(flight) = &mut state.flight
             && let Poll::Ready(answer) = flight.as_mut().poll(cx)
@@ -225,7 +234,7 @@ struct Part {
     call: Arc<Call>,
     index: usize,
     name: Name,
-    spared: Arc<Mutex<Vec<Name>>>,
+    not_tried: Arc<Mutex<Vec<Name>>>,
 }
 
 impl Future for Part {
@@ -234,7 +243,7 @@ impl Future for Part {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.call.poll(self.index, cx).map_ok(|verdict| {
             verdict.unwrap_or_else(|| {
-                self.spared.lock().push(self.name.clone());
+                self.not_tried.lock().push(self.name.clone());
                 // To this acquire it is the same.
                 Acquired::held(None)
             })
@@ -319,7 +328,7 @@ mod tests {
         let (call, looks) = two_wait();
         call.0.lock().flight = Flight::Together(Box::pin(std::future::pending()));
         let name = Name::new("a").unwrap();
-        let part = Part { call: Arc::clone(&call), index: 0, name, spared: Arc::default() };
+        let part = Part { call: Arc::clone(&call), index: 0, name, not_tried: Arc::default() };
         let mut part = Box::pin(part);
         assert!(part.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drop(part);

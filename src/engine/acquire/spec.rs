@@ -1,6 +1,7 @@
 //! What a call asks for, for how long, and what it gets.
 
 use super::set::SetCall;
+use crate::engine::hold::handoff;
 use crate::engine::machine::count::Share;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
@@ -21,7 +22,7 @@ pub(crate) enum WaitLimit {
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct AcquireSpec<'a> {
     pub(super) mode: Mode,
     /// The options of the handle.
     pub(super) options: &'a Options,
@@ -32,18 +33,18 @@ pub(crate) struct Wanted<'a> {
     pub(super) refusal: Option<&'a StoreRefusal>,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> AcquireSpec<'a> {
     /// Sets the options of the handle.
     pub(crate) fn with(self, options: &'a Options) -> Self {
         Self { options, ..self }
     }
 
-    /// Sets the place of the call.
+    /// Sets where the user made the call.
     pub(crate) fn at(self, caller: &'static Location<'static>) -> Self {
         Self { caller: Some(caller), ..self }
     }
 
-    /// Returns the place of the call.
+    /// Returns where the user made the call.
     pub(crate) fn caller(&self) -> Caller {
         self.caller
     }
@@ -59,7 +60,7 @@ impl<'a> Wanted<'a> {
     }
 }
 
-impl From<Mode> for Wanted<'_> {
+impl From<Mode> for AcquireSpec<'_> {
     fn from(mode: Mode) -> Self {
         Self { mode, options: &NO_OPTIONS, caller: None, set: None, refusal: None }
     }
@@ -103,7 +104,7 @@ impl<'a> Claim<'a> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if !self.taken {
-            self.hold.leave_in_background(self.core, self.share);
+            handoff::leave_in_background(self.core, &self.hold, self.share);
         }
     }
 }

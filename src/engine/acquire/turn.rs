@@ -1,4 +1,4 @@
-//! A call in the queue of its name: the guard of its place there, and that of its permission to ask the store.
+//! A call in the queue of its name: the guard of its wait there, and that of its permission to ask the store.
 
 use crate::clock::Instant;
 use crate::engine::machine::name::Kept;
@@ -23,64 +23,46 @@ pub(crate) enum Admission {
     Hold(HandedOff),
 }
 
-/// A place in the queue. Leaving is O(log n), but O(n) in the middle of n offers. Dropping it gives up its offer.
+/// A waiter in the queue. Leaving is O(log n), but O(n) in the middle of n offers. Dropping it gives up its offer.
 pub(crate) struct WaiterGuard<'a> {
     queue: &'a Arc<Queue>,
     name: &'a Name,
     options: &'a Options,
     demand: Demand,
-    /// Its number, by which waiters are in order, once it has checked in.
-    ticket: Option<u64>,
+    /// Its number, by which waiters are in order, once it has given a pulse.
+    waiter: Option<u64>,
     /// Whether it may be in the queue.
     queued: bool,
     /// Is sent to when an offer comes. Created when it has to wait.
     woken: Option<Woken>,
-    /// A hold that came with the wake-up, for the next check-in.
+    /// A hold that came with the wake-up, for the next pulse.
     handed_off: Option<HandedOff>,
 }
 
-impl Queue {
-    /// Returns the guard of a waiter for a name. It enters the queue at its first [`WaiterGuard::check_in`].
-    pub(crate) fn waiter<'a>(self: &'a Arc<Self>, name: &'a Name, mode: Mode) -> WaiterGuard<'a> {
-        let (arrived, lock_delay) = (Instant::ZERO, Duration::ZERO);
-        WaiterGuard {
-            queue: self,
+impl<'a> WaiterGuard<'a> {
+    /// Creates the guard of a waiter for a name. It enters the queue at its first [`pulse`](Self::pulse).
+    pub(in crate::engine) fn new(queue: &'a Arc<Queue>, name: &'a Name, mode: Mode) -> Self {
+        Self {
+            queue,
             name,
             options: &NO_OPTIONS,
-            demand: Demand { mode, arrived, fair: false, lock_delay },
-            ticket: None,
+            demand: Demand {
+                mode,
+                arrived: Instant::ZERO,
+                fair: false,
+                lock_delay: Duration::ZERO,
+            },
+            waiter: None,
             queued: false,
             woken: None,
             handed_off: None,
         }
     }
 
-    /// Returns a turn at once, unless another call of this process waits for the name or blocks it.
-    pub(crate) fn try_turn(
-        self: &Arc<Self>,
-        name: &Name,
-        mode: Mode,
-        now: Instant,
-    ) -> Option<Turn> {
-        let begun = self.try_enter(name, mode, now)?;
-        Some(Turn::new(self, name, mode, begun, None))
-    }
-
-    /// Returns a turn at once, whatever else of this process asks for the name, holds it or waits: for a steal.
-    pub(in crate::engine) fn seize(
-        self: &Arc<Self>,
-        name: &Name,
-        mode: Mode,
-        now: Instant,
-    ) -> Turn {
-        Turn::new(self, name, mode, self.seize_turn(name, mode, now), None)
-    }
-}
-
-impl<'a> WaiterGuard<'a> {
     /// Sets the time of its arrival, and whether it takes part in the line of the name.
     pub(crate) fn arrived(mut self, time: Instant, fair: bool) -> Self {
-        (self.demand.arrived, self.demand.fair) = (time, fair);
+        self.demand.arrived = time;
+        self.demand.fair = fair;
         if fair {
             self.queue.set_fair();
         }
@@ -89,16 +71,17 @@ impl<'a> WaiterGuard<'a> {
 
     /// Sets the options of the handle that waits.
     pub(crate) fn with(mut self, options: &'a Options) -> Self {
-        (self.options, self.demand.lock_delay) = (options, options.lock_delay());
+        self.options = options;
+        self.demand.lock_delay = options.lock_delay();
         self
     }
 
-    /// Returns its number, by which waiters are in order, once it has checked in.
+    /// Returns its number, by which waiters are in order, once it has given a pulse.
     pub(in crate::engine) fn number(&self) -> Option<u64> {
-        self.ticket
+        self.waiter
     }
 
-    /// Waits until it is woken for an offer, after a check-in that found none.
+    /// Waits until it is woken for an offer, after a pulse that found none.
     pub(crate) async fn woken(&mut self) {
         if let Some(woken) = &mut self.woken {
             // It ends without a message when its turn begins.
@@ -110,15 +93,16 @@ impl<'a> WaiterGuard<'a> {
     /// Returns whether it waits for the end of a hold of this process and is the first waiter that is
     /// polled.
     pub(crate) fn is_first_behind_a_hold(&self, now: Instant) -> bool {
-        self.ticket.is_some_and(|ticket| {
-            self.queue.is_first_behind_a_hold(self.name, ticket, self.demand.mode, now)
+        self.waiter.is_some_and(|waiter| {
+            self.queue.is_first_behind_a_hold(self.name, waiter, self.demand.mode, now)
         })
     }
 
-    /// Takes the hold that came with the last wake-up, if one did.
-    fn take_handed_off(&mut self) -> Option<HandedOff> {
+    /// Returns the hold that came with the last wake-up, if one did, once.
+    fn handed_off(&mut self) -> Option<HandedOff> {
         if let Some(Ok(offered)) = self.woken.as_mut().map(oneshot::Receiver::try_recv) {
-            (self.woken, self.handed_off) = (None, offered);
+            self.woken = None;
+            self.handed_off = offered;
         }
         self.handed_off.take()
     }
@@ -126,19 +110,19 @@ impl<'a> WaiterGuard<'a> {
     /// Gives a pulse, and takes its offer, if there is one. A waiter calls this again whenever it is
     /// [`woken`](WaiterGuard::woken), each
     /// [`Timing::pulse_period`](crate::engine::machine::timing::Timing::pulse_period), and after a turn or an
-    /// offered hold that brought no hold: it keeps its place.
-    pub(crate) fn check_in(&mut self, now: Instant) -> Result<Admission, Waits> {
-        if let Some(offered) = self.take_handed_off() {
+    /// offered hold that brought no hold: it keeps its number.
+    pub(crate) fn pulse(&mut self, now: Instant) -> Result<Admission, Waits> {
+        if let Some(offered) = self.handed_off() {
             // The hand-off took it out of the queue.
             self.queued = false;
             return Ok(Admission::Hold(offered));
         }
         let Self { queue, name, options, demand, .. } = *self;
-        let found = queue.pulse(name, &mut self.ticket, demand, options, now);
+        let found = queue.pulse(name, &mut self.waiter, demand, options, now);
         self.queued = matches!(found, Found::Nothing { .. });
         match found {
             Found::Turn(begun) => {
-                Ok(Admission::Turn(Turn::new(queue, name, demand.mode, begun, self.ticket)))
+                Ok(Admission::Turn(Turn::new(queue, name, demand.mode, begun, self.waiter)))
             }
             Found::Join(hold) => Ok(Admission::Join(hold)),
             Found::Hold(offered) => Ok(Admission::Hold(offered)),
@@ -152,8 +136,8 @@ impl<'a> WaiterGuard<'a> {
 
 impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.filter(|_| self.queued) {
-            self.queue.withdraw(self.name, ticket);
+        if let Some(waiter) = self.waiter.filter(|_| self.queued) {
+            self.queue.withdraw(self.name, waiter);
         }
     }
 }
@@ -175,12 +159,41 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Creates the guard of a turn that has begun, for a waiter with this ticket if it has waited.
-    fn new(queue: &Arc<Queue>, name: &Name, mode: Mode, begun: Begun, ticket: Option<u64>) -> Self {
+    /// Returns a turn at once, unless another call of this process waits for the name or blocks it.
+    pub(in crate::engine) fn at_once(
+        queue: &Arc<Queue>,
+        name: &Name,
+        mode: Mode,
+        now: Instant,
+    ) -> Option<Self> {
+        let begun = queue.try_enter(name, mode, now)?;
+        Some(Self::new(queue, name, mode, begun, None))
+    }
+
+    /// Returns a turn at once, whatever else of this process asks for the name, holds it or waits: for a steal.
+    pub(in crate::engine) fn seize(
+        queue: &Arc<Queue>,
+        name: &Name,
+        mode: Mode,
+        now: Instant,
+    ) -> Self {
+        Self::new(queue, name, mode, queue.seize_turn(name, mode, now), None)
+    }
+
+    /// Creates the guard of a turn that has begun, for the waiter of this number if it has waited.
+    fn new(queue: &Arc<Queue>, name: &Name, mode: Mode, begun: Begun, waiter: Option<u64>) -> Self {
         let Begun { number, not_before, last_ask } = begun;
-        let turn = TurnNumber { number, ticket: ticket.unwrap_or(number) };
-        let (queue, name) = (Arc::clone(queue), name.clone());
-        Self { queue, name, turn, mode, granted: false, fair: false, not_before, last_ask }
+        let turn = TurnNumber { number, waiter: waiter.unwrap_or(number) };
+        Self {
+            queue: Arc::clone(queue),
+            name: name.clone(),
+            turn,
+            mode,
+            granted: false,
+            fair: false,
+            not_before,
+            last_ask,
+        }
     }
 
     /// Returns the earliest time to ask the store, if waiters elsewhere go first.

@@ -1,5 +1,5 @@
 //! What an operator or the end of a manager does: it takes a name, forces it open, or ends all leases.
 
-pub(super) mod close;
-mod revoke;
+pub(crate) mod close;
+pub(crate) mod revoke;
 pub(super) mod steal;

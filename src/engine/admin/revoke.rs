@@ -1,42 +1,55 @@
 //! Forces a name open.
 
+use crate::engine::hold::renew;
+use crate::engine::shared::calls;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
-use crate::engine::shared::life::lose_all;
 use crate::error::{Loss, Result};
 use crate::store::{Name, Reason};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-impl Core {
-    /// Has the store release a name by force. Tokens of this process fire first. Returns whether it
-    /// was held.
-    pub(crate) async fn revoke(self: &Arc<Self>, name: &Name, reason: &Reason) -> Result<bool> {
-        let mut revoked = Revoked::new(self, lose_all(self, name, Loss::Revoked));
-        let held = self.force_release(name, reason).await;
-        // A grant whose request was sent before this, and that arrives later, is released.
-        self.queue.forced(name, self.now(), None);
-        let before: HashSet<_> = revoked.holds.iter().map(|hold| hold.number).collect();
-        if held.is_ok() {
-            revoked.done();
-        }
-        // A hold that a waiter of this manager was granted meanwhile may have been deleted as well.
-        for hold in self.queue.holds_of(name) {
-            if !before.contains(&hold.number) {
-                hold.verify(self).await;
-            }
-        }
-        held
+/// Has the store release a name by force. Tokens of this process fire first. Returns whether it
+/// was held.
+pub(crate) async fn revoke(core: &Arc<Core>, name: &Name, reason: &Reason) -> Result<bool> {
+    let mut revoked = Revoked::new(core, lose_all(core, name, Loss::Revoked));
+    let held = calls::force_release(core, name, reason).await;
+    // A grant whose request was sent before this, and that arrives later, is released.
+    core.queue.forced(name, core.now(), None);
+    let before: HashSet<_> = revoked.holds.iter().map(|hold| hold.number).collect();
+    if held.is_ok() {
+        revoked.done();
     }
+    // A hold that a waiter of this manager was granted meanwhile may have been deleted as well.
+    for hold in core.queue.holds_of(name) {
+        if !before.contains(&hold.number) {
+            renew::verify(core, &hold).await;
+        }
+    }
+    held
 }
 
+/// Loses all holds that this process has of a name, for a test. Their releases are owed to the store. Returns whether
+/// there were any.
 #[cfg(feature = "testing")]
-impl Core {
-    /// Loses all holds that this process has of a name, for a test. Their releases are owed to the store. Returns whether
-    /// there were any.
-    pub(crate) fn lose(self: &Arc<Self>, name: &Name, loss: Loss) -> bool {
-        let lost = Revoked::new(self, lose_all(self, name, loss));
-        !lost.holds.is_empty()
+pub(crate) fn lose(core: &Arc<Core>, name: &Name, loss: Loss) -> bool {
+    let lost = Revoked::new(core, lose_all(core, name, loss));
+    !lost.holds.is_empty()
+}
+
+/// Loses all holds that this process has of a name, and returns them.
+pub(in crate::engine) fn lose_all(core: &Arc<Core>, name: &Name, loss: Loss) -> Vec<Arc<Hold>> {
+    let mut lost = Vec::new();
+    let mut numbers = HashSet::new();
+    loop {
+        // A hold may be handed off between this lookup and `lose`; look again.
+        let mut new = core.queue.holds_of(name);
+        new.retain(|hold| numbers.insert(hold.number));
+        if new.is_empty() {
+            return lost;
+        }
+        new.iter().for_each(|hold| hold.lose(core, loss));
+        lost.extend(new);
     }
 }
 

@@ -21,9 +21,9 @@ use crate::engine::acquire::turn::Turn;
 use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::hold::State;
 use crate::engine::machine::name::Kept;
+use crate::engine::shared::calls;
 use crate::engine::shared::core::Core;
-use crate::engine::shared::hold::Hold;
-use crate::engine::shared::life::Grant;
+use crate::engine::shared::hold::{Grant, Hold};
 use crate::engine::shared::lifecycle::CallGuard;
 use crate::engine::shared::options::Options;
 use crate::engine::shared::report::CallReport;
@@ -38,7 +38,8 @@ use tokio::time::timeout;
 /// came between.
 pub(crate) async fn steal<'a>(
     core: &'a Arc<Core>,
-    (name, options): (&Name, &Options),
+    name: &Name,
+    options: &Options,
     current: &mut Option<Arc<Hold>>,
     reason: &Reason,
     only: Option<&str>,
@@ -46,9 +47,9 @@ pub(crate) async fn steal<'a>(
     let _call = begin_call(core, options, current).await?;
     // Looking, taking, and once more if the name became free between.
     let limit = core.timing.attempt * 4;
-    let report = &CallReport::new(core, (name, Mode::Exclusive, options), (core.now(), None));
+    let report = &CallReport::new(core, name, Mode::Exclusive, options, core.now(), None);
     let stealing = pin!(async {
-        match timeout(limit, run(core, (name, options), reason, only, report)).await {
+        match timeout(limit, run(core, name, options, reason, only, report)).await {
             Ok(result) => result,
             Err(_) => Err(Error::silent()),
         }
@@ -77,21 +78,23 @@ pub(crate) async fn want(
 ) -> Result<Option<String>> {
     // What the steal refuses must not make the holder release.
     let _call = begin_call(core, options, current).await?;
-    let telling = pin!(async {
-        let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
+    let asking = pin!(async {
+        let holder = calls::inspect_as(core, name, Mode::Exclusive).await?.into_holder();
         let Some(holder) = holder.map(|holder| holder.holder) else { return Ok(None) };
         // A holder of this manager needs no message, and the worker may not even run yet.
         let own =
             core.queue.holds_of(name).into_iter().filter(|hold| hold.holder.to_string() == holder);
         own.for_each(|hold| hold.set_wanted());
-        match core.want(Target::exclusive(name.clone()), holder.clone(), reason.clone()).await {
+        match calls::want(core, Target::exclusive(name.clone()), holder.clone(), reason.clone())
+            .await
+        {
             // A holder that cannot be asked is only waited for.
             Err(error) if error.kind() != ErrorKind::Unsupported => Err(error),
             _ => Ok(Some(holder)),
         }
     });
-    let telling = pin!(core.attend(telling));
-    core.life.unless_closed(telling).await
+    let asking = pin!(core.attend(asking));
+    core.life.unless_closed(asking).await
 }
 
 /// Begins a call. Fails if a steal would be refused: of a handle that has the name, with these options, or by this store.
@@ -105,7 +108,7 @@ async fn begin_call<'a>(
     core.ensure_running();
     consume_budget().await;
     refuse_nested(core, current)?;
-    core.check_options(options, Mode::Exclusive)?;
+    options.check(&core.can, Mode::Exclusive)?;
     if core.can.steals { Ok(call) } else { Err(Steal::unsupported(Mode::Exclusive)) }
 }
 
@@ -124,12 +127,13 @@ fn refuse_nested(core: &Arc<Core>, current: &Option<Arc<Hold>>) -> Result<()> {
 
 async fn run<'a>(
     core: &'a Arc<Core>,
-    (name, options): (&Name, &Options),
+    name: &Name,
+    options: &Options,
     reason: &Reason,
     only: Option<&str>,
     report: &CallReport<'_>,
 ) -> Result<Option<Claim<'a>>> {
-    let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
+    let holder = calls::inspect_as(core, name, Mode::Exclusive).await?.into_holder();
     if holder.as_ref().is_some_and(|holder| holder.closed.is_some()) {
         // It has no holder, and stays closed for a while.
         return Ok(None);
@@ -138,7 +142,7 @@ async fn run<'a>(
     if from.is_some() && only.is_some_and(|only| from.as_deref() != Some(only)) {
         return Ok(None);
     }
-    let turn = core.queue.seize(name, Mode::Exclusive, core.now());
+    let turn = Turn::seize(&core.queue, name, Mode::Exclusive, core.now());
     let mut attempt = Attempt::new(core, Target::exclusive(name.clone()), core.draw_holder());
     let request = Acquire::new(
         Target::exclusive(name.clone()),
@@ -180,8 +184,7 @@ async fn run<'a>(
             }
         }
     }
-    Ok(begin(core, (name, options), (attempt, turn), verdict, report)
-        .map(|hold| Claim::of(core, hold)))
+    Ok(begin(core, options, attempt, turn, verdict, report).map(|hold| Claim::of(core, hold)))
 }
 
 /// Loses the holds of this manager that match, also those to which they are handed off meanwhile. Returns them.
@@ -202,8 +205,9 @@ fn lose_own(core: &Arc<Core>, name: &Name, own: impl Fn(&Arc<Hold>) -> bool) -> 
 /// Begins a hold with a grant. Returns `None`, and has the grant released, if it cannot be kept.
 fn begin(
     core: &Arc<Core>,
-    (name, options): (&Name, &Options),
-    (attempt, turn): (Attempt<'_>, Turn),
+    options: &Options,
+    attempt: Attempt<'_>,
+    turn: Turn,
     verdict: Acquired,
     report: &CallReport<'_>,
 ) -> Option<Arc<Hold>> {
@@ -213,14 +217,17 @@ fn begin(
         attempt.undo(sent);
         return None;
     }
-    let holder = attempt.holder();
-    let unsure_until = attempt.accept_grant();
-    let target = Target::exclusive(name.clone());
-    let scope = HandoffScope::of(false, sent, oldest);
-    let options = options.clone();
-    Some(Hold::begin(
-        core,
-        Grant { target, options, holder, fence, reached, sent, now, unsure_until, scope, turn },
-        report,
-    ))
+    let grant = Grant {
+        target: attempt.target(),
+        options: options.clone(),
+        holder: attempt.holder(),
+        fence,
+        reached,
+        sent,
+        now,
+        unsure_until: attempt.accept_grant(),
+        scope: HandoffScope::of(false, sent, oldest),
+        slot: turn.into_slot(),
+    };
+    Some(Hold::begin(core, grant, report))
 }

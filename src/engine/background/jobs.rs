@@ -1,19 +1,21 @@
 //! Releases names without a holder: dropped leases, abandoned acquires, unknown outcomes.
 
 use crate::clock::Instant;
-use crate::engine::acquire::attempt::{Attempt, ModeChange};
+use crate::engine::acquire::attempt::Attempt;
 use crate::engine::acquire::turn::Turn;
+use crate::engine::hold::convert::ModeChange;
 use crate::engine::hold::record::Record;
-use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end};
+use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end, yield_to_remote};
+use crate::engine::hold::{describe, handoff};
 use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::mode;
 use crate::engine::machine::name::Kept;
-use crate::engine::shared::calls::{caught, in_time};
+use crate::engine::shared::calls::{self, caught, in_time};
 use crate::engine::shared::core::Core;
-use crate::engine::shared::hold::Hold;
+use crate::engine::shared::hold::Grant;
 use crate::engine::shared::job::{Job, Sweep};
-use crate::engine::shared::life::Grant;
 use crate::engine::shared::lifecycle::Stage;
+use crate::engine::shared::line;
 use crate::engine::shared::options::Options;
 use crate::error::Error;
 use crate::store::{Acquired, Release, Released, StoreFuture, Target};
@@ -60,8 +62,12 @@ impl Work {
             }
             Some(Job::Abandon { sweep, verdict }) => abandon(core, sweep, verdict).await,
             Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
-            Some(Job::Leave { target, holder, next }) => core.leave(target, holder, next).await,
-            Some(Job::Untell { target, holder }) => core.untell(target, holder).await,
+            Some(Job::Leave { target, holder, next }) => {
+                line::leave(core, target, holder, next).await
+            }
+            Some(Job::DeleteDescription { target, holder }) => {
+                describe::delete(core, target, holder).await;
+            }
         }
     }
 }
@@ -88,9 +94,9 @@ async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>)
         now: core.now(),
         unsure_until: attempt.accept_grant(),
         scope: HandoffScope::Plain,
-        turn,
+        slot: turn.into_slot(),
     };
-    Hold::offer(core, grant);
+    handoff::offer(core, grant);
 }
 
 /// Returns a turn for a grant of permits, if a call of this process wants permits too: the one that sent the request may have
@@ -101,7 +107,7 @@ fn turn_for_a_waiter(core: &Arc<Core>, target: &Target, sent: Instant) -> Option
     if !is_wanted || core.timing.stale(sent, now) || core.life.is_closed() {
         return None;
     }
-    let turn = core.queue.seize(&target.name, target.mode, now);
+    let turn = Turn::seize(&core.queue, &target.name, target.mode, now);
     (turn.keep(sent, false) == Kept::Yes).then_some(turn)
 }
 
@@ -127,7 +133,7 @@ impl<'a> Sweeping<'a> {
 
     async fn run(mut self) {
         if let Some(sweep) = &self.sweep {
-            sweep.run(self.core).await;
+            release_all(self.core, sweep).await;
         }
         self.sweep = None;
     }
@@ -142,65 +148,62 @@ impl Drop for Sweeping<'_> {
     }
 }
 
-impl Sweep {
-    /// Releases the name now, after every reconnect and every T/10, or sooner after a failure,
-    /// until a late grant would have expired by itself and the store has answered. A release that finds
-    /// no grant does not end the sweep: the grant may still arrive.
-    async fn run(&self, core: &Arc<Core>) {
-        let Some(until) = self.until else { return };
-        if let Some(from) = self.from {
-            tokio::select! {
-                biased;
-                () = core.clock().sleep_until(from) => {}
-                () = core.life.until(Stage::Ending) => return,
-            }
+/// Releases the name now, after every reconnect and every T/10, or sooner after a failure,
+/// until a late grant would have expired by itself and the store has answered. A release that finds
+/// no grant does not end the sweep: the grant may still arrive.
+async fn release_all(core: &Arc<Core>, sweep: &Sweep) {
+    let Some(until) = sweep.until else { return };
+    if let Some(from) = sweep.from {
+        tokio::select! {
+            biased;
+            () = core.clock().sleep_until(from) => {}
+            () = core.life.until(Stage::Ending) => return,
         }
-        if self.placed {
-            let next = core.open_place(&self.target, self.holder);
-            core.leave(self.target.clone(), self.holder, next).await;
-        }
-        loop {
-            let mut reconnected = std::pin::pin!(core.reconnected.notified());
-            reconnected.as_mut().enable();
-            let target = self.target.clone();
-            let request = Release::new(target, self.holder, 0, core.timing.attempt);
-            // A grant may still arrive after a release that was sent before `until`.
-            let sent = core.now();
-            let last = sent >= until;
-            let mut request = core.release(request);
-            let verdict = in_time(core.timing.attempt * 2, caught(&mut request)).await;
-            if let Ok(Released::Done { listeners }) = verdict {
-                // No caller had it, but those elsewhere have waited for it as for any other.
-                let (now, ours) = (core.now(), Duration::ZERO);
-                let release = ReleaseAnswer { sent, now, listeners, ours };
-                core.give_way(&self.target.name, self.target.mode, release);
-                if self.unknown == 1 {
-                    return;
-                }
-            }
-            let unanswered = verdict.as_ref().is_err_and(Error::is_unavailable)
-                && core.now() < until + core.timing.ttl * STANDSTILL
-                && core.sweeps.load(Ordering::Relaxed) <= MOST_UNANSWERED;
-            if last && !unanswered || core.life.is_ending() {
+    }
+    if sweep.placed {
+        let next = line::open(core, &sweep.target, sweep.holder);
+        line::leave(core, sweep.target.clone(), sweep.holder, next).await;
+    }
+    loop {
+        let mut reconnected = std::pin::pin!(core.reconnected.notified());
+        reconnected.as_mut().enable();
+        let target = sweep.target.clone();
+        let request = Release::new(target, sweep.holder, 0, core.timing.attempt);
+        // A grant may still arrive after a release that was sent before `until`.
+        let sent = core.now();
+        let last = sent >= until;
+        let mut request = calls::release(core, request);
+        let verdict = in_time(core.timing.attempt * 2, caught(&mut request)).await;
+        if let Ok(Released::Done { listeners }) = verdict {
+            // No caller had it, but those elsewhere have waited for it as for any other.
+            let release = ReleaseAnswer { sent, now: core.now(), listeners, ours: Duration::ZERO };
+            yield_to_remote(core, &sweep.target.name, sweep.target.mode, release);
+            if sweep.unknown == 1 {
                 return;
             }
-            // Spread by jitter: there may be one sweep for each request of an outage.
-            let longest = core.timing.sweep_gap(verdict.is_err());
-            let gap = longest.mul_f64(1.0 - core.jitter() / 4.0);
-            let after_reconnect = async {
-                reconnected.await;
-                let all = AFTER_RECONNECT * core.sweeps.load(Ordering::Relaxed);
-                let wait = all.min(core.timing.attempt).mul_f64(core.jitter());
-                if wait >= Duration::from_millis(1) {
-                    tokio::time::sleep(wait).await;
-                }
-            };
-            tokio::select! {
-                biased;
-                () = after_reconnect => {}
-                () = tokio::time::sleep(gap) => {}
-                () = core.life.until(Stage::Ending) => {}
+        }
+        let unanswered = verdict.as_ref().is_err_and(Error::is_unavailable)
+            && core.now() < until + core.timing.ttl * STANDSTILL
+            && core.sweeps.load(Ordering::Relaxed) <= MOST_UNANSWERED;
+        if last && !unanswered || core.life.is_ending() {
+            return;
+        }
+        // Spread by jitter: there may be one sweep for each request of an outage.
+        let longest = core.timing.sweep_gap(verdict.is_err());
+        let gap = longest.mul_f64(1.0 - core.jitter() / 4.0);
+        let after_reconnect = async {
+            reconnected.await;
+            let all = AFTER_RECONNECT * core.sweeps.load(Ordering::Relaxed);
+            let wait = all.min(core.timing.attempt).mul_f64(core.jitter());
+            if wait >= Duration::from_millis(1) {
+                tokio::time::sleep(wait).await;
             }
+        };
+        tokio::select! {
+            biased;
+            () = after_reconnect => {}
+            () = tokio::time::sleep(gap) => {}
+            () = core.life.until(Stage::Ending) => {}
         }
     }
 }

@@ -4,15 +4,18 @@
 //! watchdog needs none of them to fire a token. It reads the inbox of the manager, too: see [`steal`](super::steal).
 
 mod jobs;
-mod presence;
+pub(crate) mod presence;
 
+use super::hold::{describe, renew};
 use super::machine::hold::SentRenewal;
-use super::shared::calls::{caught, panicked};
+use super::shared::calls::{self, caught, panicked};
 use super::shared::core::{Core, WorkQueues};
 use super::shared::hold::Hold;
 use super::shared::job::Job;
 use super::shared::lifecycle::Stage;
 use super::shared::schedule::{Batch, Call, Renewing};
+use super::shared::{report, served};
+use super::watchdog::renewal::renewed;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Event, EventKind, Operation};
@@ -33,10 +36,10 @@ const WRITERS: usize = 8;
 /// Runs the worker until the engine is no longer needed, and ends the engine.
 pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
     let mut tasks = JoinSet::new();
-    let mut tells = JoinSet::new();
+    let mut writers = JoinSet::new();
     let reconnects = core.store.reconnects();
-    let mut hints = core.subscribe_inbox();
-    let mut described = std::pin::pin!(core.keep_described());
+    let mut hints = calls::subscribe_inbox(core);
+    let mut described = std::pin::pin!(presence::keep_described(core));
     loop {
         tokio::select! {
             // Renewals come first and new jobs last: a flood of jobs must not starve the rest.
@@ -49,18 +52,18 @@ pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
             () = reconnected(reconnects.as_ref()) => {
                 core.reconnected.notify_waiters();
                 core.verify.notify_one();
-                core.count(core.now(), EventKind::Reconnected, Event::new).finish();
+                report::count(core, core.now(), EventKind::Reconnected, Event::new).finish();
             }
             Some(hint) = next(hints.as_mut()) => follow(core, &mut tasks, hint),
             Some(_) = tasks.join_next() => {}
-            Some(_) = tells.join_next() => {}
+            Some(_) = writers.join_next() => {}
             () = &mut described => {}
-            Some(hold) = queues.tells.recv(), if tells.len() < WRITERS => {
+            Some(hold) = queues.to_write.recv(), if writers.len() < WRITERS => {
                 // Here and not in the task, which its runtime can drop before the first poll.
-                if let Some(hold) = core.take_queued(&hold) {
+                if let Some(hold) = describe::still_due(core, &hold) {
                     let core = Arc::clone(core);
                     // What fails is tried again at the next renewal.
-                    tells.spawn(async move { drop(hold.tell(&core).await) });
+                    writers.spawn(async move { drop(describe::write(&core, &hold).await) });
                 }
             }
             Some(job) = queues.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
@@ -90,7 +93,9 @@ fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
                 let core = Arc::clone(core);
                 // A renewal that is in flight may have run before the act, so one more follows it.
                 let limit = core.timing.attempt * 2;
-                tasks.spawn(async move { drop(timeout(limit, hold.renew_now(&core)).await) });
+                tasks.spawn(
+                    async move { drop(timeout(limit, renew::renew_now(&core, &hold)).await) },
+                );
             }
         }
         Hint::Want(name) => core.queue.holds_of(&name).iter().for_each(|hold| hold.set_wanted()),
@@ -177,16 +182,16 @@ async fn answered(
     // A store that keeps its contract answers earlier.
     let limit = until.saturating_duration_since(now);
     let answer = timeout(limit * 2, caught(&mut verdicts));
-    let Ok(renewed) = answer.await else {
-        return core.count_failure(Operation::Renew, now, batch.len());
+    let Ok(renewals) = answer.await else {
+        return report::count_failure(core, Operation::Renew, now, batch.len());
     };
-    core.count_answer(Operation::Renew, &renewed, |_| false, now, batch.len());
-    core.measure_headroom(&batch, &renewed);
-    if let (Err(error), Some(first)) = (&renewed, batch.first()) {
-        core.note_failure(&first.hold.name, error);
+    report::count_answer(core, Operation::Renew, &renewals, |_| false, now, batch.len());
+    report::measure_headroom(core, &batch, &renewals);
+    if let (Err(error), Some(first)) = (&renewals, batch.first()) {
+        served::note_failure(core, &first.hold.name, error);
     }
 
-    let (sent, verdicts) = match renewed {
+    let (sent, verdicts) = match renewals {
         Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),
         Ok(_) => (now, repeat(wrong_number(), batch.len())),
         Err(error) => (now, repeat(error, batch.len())),
@@ -198,7 +203,7 @@ async fn answered(
     for (renewing, verdict) in batch.iter().zip(verdicts) {
         let keeps_fence = keeps_fence(core, renewing, now);
         let renewal = SentRenewal { attempt: renewing.attempt.number, sent, keeps_fence };
-        renewing.hold.renewed(core, answered_at, jitter, renewal, verdict, &mut group);
+        renewed(core, &renewing.hold, answered_at, jitter, renewal, verdict, &mut group);
     }
     drop(group);
     core.schedule.remove(key);
@@ -249,13 +254,13 @@ async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut task
     };
     tokio::select! {
         biased;
-        _ = async { tokio::join!(finish, core.forget_description()) } => {}
+        _ = async { tokio::join!(finish, presence::forget(core)) } => {}
         () = core.clock().sleep_until(until) => {}
     }
     let until = core.now() + core.timing.attempt;
     tokio::select! {
         biased;
-        () = core.close_store() => {}
+        () = calls::close(core) => {}
         () = core.clock().sleep_until(until) => {}
     }
     // The remaining holds are not released any more; tasks may wait for their end.

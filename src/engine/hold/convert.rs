@@ -12,15 +12,16 @@
 //!    that becomes a reader admits other readers only after the store did.
 
 use crate::clock::Instant;
-use crate::engine::acquire::attempt::ModeChange;
 use crate::engine::machine::count::{Share, Shares};
 use crate::engine::machine::hold::{ChangeVerdict, Phase, Reentry};
 use crate::engine::machine::mode;
+use crate::engine::shared::calls;
 use crate::engine::shared::core::Core;
-use crate::engine::shared::hold::Hold;
-use crate::error::{Error, ErrorKind, Result};
+use crate::engine::shared::hold::{Hold, HoldId};
+use crate::engine::shared::job::Job;
+use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::observe::EventKind;
-use crate::store::{Acquire, Acquired, Mode, Target};
+use crate::store::{Acquire, Acquired, Mode, StoreFuture, Target};
 use crate::util::panics::run_wakers;
 use std::pin::pin;
 use std::sync::Arc;
@@ -120,7 +121,7 @@ async fn run(
     match verdict {
         Ok(Acquired::Granted { sent, fence, reached, .. }) => {
             let granted = Change { mode, sent, fence, reached };
-            match hold.change_mode(core, number, granted) {
+            match change_mode(core, hold, number, granted) {
                 Some(next) => {
                     change.changed();
                     Ok(Converted::Changed(next))
@@ -148,43 +149,123 @@ async fn run(
     }
 }
 
-impl Hold {
-    /// Ends the hold and installs the one of the new mode in its slot. Returns `None` if the hold is lost, or the answer
-    /// came too late.
-    fn change_mode(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        number: u64,
-        change: Change,
-    ) -> Option<Arc<Self>> {
-        let Change { mode, sent, fence, reached } = change;
-        let now = core.now();
-        let mut inner = self.lock();
-        let watchers = self.watchers(&inner);
-        let renew = core.timing.renewal(sent, core.jitter());
-        let was_at_risk = inner.state.phase() == Phase::AtRisk;
-        let mut state = inner.state.change_mode(&core.timing, now, sent, renew)?;
-        state.reached(if reached { now } else { Instant::MAX });
-        if mode::is_joined(mode) {
-            state.share();
+/// Ends the hold and installs the one of the new mode in its slot. Returns `None` if the hold is lost, or the answer
+/// came too late.
+fn change_mode(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    number: u64,
+    change: Change,
+) -> Option<Arc<Hold>> {
+    let Change { mode, sent, fence, reached } = change;
+    let now = core.now();
+    let mut inner = hold.lock();
+    let watchers = hold.watchers(&inner);
+    let renew = core.timing.renewal(sent, core.jitter());
+    let was_at_risk = inner.state.phase() == Phase::AtRisk;
+    let mut state = inner.state.change_mode(&core.timing, now, sent, renew)?;
+    state.reached(if reached { now } else { Instant::MAX });
+    if mode::is_joined(mode) {
+        state.share();
+    }
+    let slot = inner.slot.take();
+    let scheduled = inner.scheduled.take();
+    let target = Target::new(hold.name.clone(), mode);
+    let id = HoldId { holder: hold.holder, fence };
+    let next = Hold::new(target, hold.options.clone(), id, now, state, slot);
+    let share = inner.shares.as_deref().map_or(Share::FIRST, Shares::only);
+    Hold::changes_to(&mut inner, share, &next);
+    core.queue.reseat(&next, number, sent);
+    core.counters.risks(was_at_risk, false);
+    let held = hold.held(now);
+    let event = next.happened(core, now, EventKind::ModeChanged { from: hold.mode, held, fence });
+    drop(inner);
+    event.finish();
+    core.schedule.set(hold, scheduled, None);
+    if let Some(watchers) = watchers {
+        run_wakers(|| watchers.notify_waiters());
+    }
+    next.start(core, now);
+    Some(next)
+}
+
+/// The error of a change of the mode that was refused: the hold is as it was.
+fn refused() -> Error {
+    Error::new(ErrorKind::Unavailable, "the mode was not changed").with_fate(Fate::NotExecuted)
+}
+
+/// A change of the mode between [`Hold::begin_mode_change`] and its end.
+pub(in crate::engine) struct ModeChange<'a> {
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+    /// When the request in flight was sent.
+    sent: Instant,
+    flight: Option<StoreFuture<Acquired>>,
+}
+
+impl<'a> ModeChange<'a> {
+    pub(in crate::engine) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>) -> Self {
+        Self { core, hold, sent: core.now(), flight: None }
+    }
+
+    /// Takes over a request that another future has sent.
+    pub(in crate::engine) fn resume(
+        core: &'a Arc<Core>,
+        hold: &'a Arc<Hold>,
+        sent: Instant,
+        verdict: StoreFuture<Acquired>,
+    ) -> Self {
+        Self { core, hold, sent, flight: Some(calls::bounded(core, verdict, sent)) }
+    }
+
+    /// Asks the store once. A change ends this by [`changed`](Self::changed), anything else by [`end`](Self::end).
+    pub(in crate::engine) async fn ask(&mut self, request: Acquire) -> Result<Acquired> {
+        self.sent = self.core.now();
+        self.flight = Some(calls::acquire(self.core, request));
+        calls::land(&mut self.flight).await
+    }
+
+    /// Waits for the request in flight, which no caller waits for any more.
+    pub(in crate::engine) async fn land(&mut self) -> ChangeVerdict {
+        match calls::land(&mut self.flight).await {
+            Ok(Acquired::Granted { sent, .. }) => ChangeVerdict::Changed { sent },
+            Ok(Acquired::NotYours(absence)) => ChangeVerdict::NotYours(absence),
+            Ok(Acquired::Held { .. }) => ChangeVerdict::Failed(refused()),
+            Err(error) => ChangeVerdict::Failed(error),
         }
-        let (slot, scheduled) = (inner.slot.take(), inner.scheduled.take());
-        let target = Target::new(self.name.clone(), mode);
-        let holder = (self.holder, fence);
-        let next = Self::new(target, self.options.clone(), holder, now, state, slot);
-        let share = inner.shares.as_deref().map_or(Share::FIRST, Shares::only);
-        Self::changes_to(&mut inner, share, &next);
-        core.queue.reseat(&next, number, sent);
-        core.counters.risks(was_at_risk, false);
-        let (from, held) = (self.mode, self.held(now));
-        let told = next.happened(core, now, EventKind::ModeChanged { from, held, fence });
-        drop(inner);
-        told.finish();
-        core.schedule.set(self, scheduled, None);
-        if let Some(watchers) = watchers {
-            run_wakers(|| watchers.notify_waiters());
+    }
+
+    /// Ends it after the store has changed the mode. The hold is over then.
+    pub(in crate::engine) fn changed(self) {
+        let _ = std::mem::ManuallyDrop::new(self);
+    }
+
+    /// Ends it after the store has refused it.
+    pub(in crate::engine) fn refused(self) {
+        let _ = self.end(ChangeVerdict::Failed(refused()));
+    }
+
+    /// Ends it without a hold of the new mode.
+    pub(in crate::engine) fn end(self, verdict: ChangeVerdict) -> Result<()> {
+        // Drop has nothing left to do.
+        let change = std::mem::ManuallyDrop::new(self);
+        change.hold.end_mode_change(change.core, verdict)
+    }
+}
+
+impl Drop for ModeChange<'_> {
+    fn drop(&mut self) {
+        match self.flight.take() {
+            Some(verdict) => {
+                let hold = Arc::clone(self.hold);
+                self.core.submit(Job::FinishChange { hold, sent: self.sent, verdict });
+            }
+            // Dropped before it was sent, or after its answer.
+            None => {
+                let error =
+                    Error::new(ErrorKind::Unavailable, "the change of the mode was dropped");
+                let _ = self.hold.end_mode_change(self.core, ChangeVerdict::Failed(error));
+            }
         }
-        next.start(core, now);
-        Some(next)
     }
 }

@@ -19,7 +19,7 @@
 //!    same step, and the next call goes on with its subscription and the time of its next request: the store has just
 //!    refused, so it need not ask. If that call wants another number of permits, or makes one attempt, the hold is
 //!    released in the store. A request of it that is not answered yet is left to the engine, which hands off what it brings
-//!    ([`Hold::offer`]).
+//!    ([`offer`]).
 //! 6. **In the order of the line.** A hold of a fair lock is handed off only to a waiter that may pass those of other
 //!    processes ([`HandoffScope`](crate::engine::machine::chain::HandoffScope)).
 //! 7. **By the policy of its holder.** A hold before the end of its `min_hold` is not handed off, and no hold to a waiter with
@@ -32,14 +32,14 @@
 //! 10. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!     released: no waiter waits for a future that is not polled.
 
+use super::describe;
 use crate::clock::Instant;
 use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::{Phase, State};
 use crate::engine::machine::mode;
 use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::shared::core::{Core, Settings};
-use crate::engine::shared::hold::{Hold, Inner};
-use crate::engine::shared::life::Grant;
+use crate::engine::shared::hold::{Grant, Hold, HoldId, Inner};
 use crate::engine::shared::queue::{HandedOff, Handoff};
 use crate::engine::shared::report::CallReport;
 use crate::observe::{EventKind, How, Recorded};
@@ -47,156 +47,322 @@ use crate::util::panics::run_wakers;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-impl Hold {
-    /// Ends one lease of a share; the last one ends the hold for its holder. Returns the phase before that, or
-    /// `None` if the hold was handed off. After `Some` the caller flushes.
-    pub(crate) fn leave(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        now: Instant,
-        share: Share,
-    ) -> Option<Phase> {
-        let mut inner = self.hand_off(core, now)?;
-        inner.leave_share(share);
-        let leave = |state: &mut State, now| state.leave(&core.timing, now);
-        Some(self.update_locked(core, now, inner, None, leave))
-    }
+/// Ends one lease of a share; the last one ends the hold for its holder. Returns the phase before that, or
+/// `None` if the hold was handed off. After `Some` the caller flushes.
+pub(crate) fn leave(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    now: Instant,
+    share: Share,
+) -> Option<Phase> {
+    let mut inner = hand_off(core, hold, now)?;
+    inner.leave_share(share);
+    let leave = |state: &mut State, now| state.leave(&core.timing, now);
+    Some(hold.update_locked(core, now, inner, None, leave))
+}
 
-    /// Records that the work is done, and ends the lease: the release keeps the name closed for `keep`. As [`leave`](Self::leave)
-    /// otherwise.
-    pub(super) fn leave_done(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        now: Instant,
-        share: Share,
-        keep: Duration,
-    ) -> Phase {
-        let mut inner = self.lock();
-        inner.leave_share(share);
-        self.update_locked(core, now, inner, None, |state, now| {
-            state.finish(&core.timing, now, keep);
-            state.leave(&core.timing, now)
-        })
-    }
+/// Records that the work is done, and ends the lease: the release keeps the name closed for `keep`. As [`leave`]
+/// otherwise.
+pub(super) fn leave_done(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    now: Instant,
+    share: Share,
+    keep: Duration,
+) -> Phase {
+    let mut inner = hold.lock();
+    inner.leave_share(share);
+    hold.update_locked(core, now, inner, None, |state, now| {
+        state.finish(&core.timing, now, keep);
+        state.leave(&core.timing, now)
+    })
+}
 
-    /// Ends one lease of a share and leaves the rest to the engine.
-    pub(crate) fn leave_in_background(self: &Arc<Self>, core: &Arc<Core>, share: Share) {
-        if self.leave(core, core.now(), share).is_some() {
-            self.flush_if_needed(core);
-        }
-    }
-
-    /// Hands the hold off to the first waiter. Otherwise it returns the hold's data, locked.
-    fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<MutexGuard<'_, Inner>> {
-        let (handoff, is_described) = match self.prepare_handoff(core, now) {
-            Ok(next) => next,
-            Err(inner) => return Some(inner),
-        };
-        let hold = Arc::clone(&handoff.hold);
-        core.queue.complete(handoff);
-        if is_described {
-            // The description of the holder before it is out of date.
-            core.tell_later(&hold);
-        }
-        None
-    }
-
-    /// Ends the hold for its holder and starts the next one, if it may be handed off. Returns what wakes its waiter, and
-    /// whether the store describes the holder before it. If it may not, returns the hold's data, still locked.
-    fn prepare_handoff(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        now: Instant,
-    ) -> Result<(Handoff, bool), MutexGuard<'_, Inner>> {
-        let mut inner = self.lock();
-        let Settings { handoff_bound, fencing, .. } = core.settings;
-        let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
-        if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
-            || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
-            || core.life.is_closed()
-            // A leader resigns in the store: observers never see its value under the id of the next.
-            || inner.described.as_ref().is_some_and(|told| told.value.is_some())
-            || self.keeps_its_id(&inner)
-            // The slot of a reader that tried to become the writer is that of a writer still.
-            || !mode::can_hand_off(self.mode)
-        {
-            return Err(inner);
-        }
-        let chain = inner.state.chain(now);
-        let Some(slot) = inner.slot.as_ref().map(HolderSlot::number) else { return Err(inner) };
-        let is_offered = inner.state.is_offered();
-        let mut told = Recorded::default();
-        let mut is_described = false;
-        let next = core.queue.hand_off(&self.name, slot, now, &chain, |options| {
-            let state = inner.state.hand_off(now + core.timing.attempt);
-            let slot = inner.slot.take();
-            let fence = self.fence.map(|fence| fence + 1);
-            let holder = (self.holder, fence);
-            let hold = Self::new(self.target(), options, holder, now, state, slot);
-            if let Some(described) = Self::described_to(&inner) {
-                is_described = true;
-                hold.lock().described = Some(described);
-            }
-            // Queued before the waiter can see the offer, and so before its grant.
-            if !is_offered {
-                told = self.happened(core, now, EventKind::HandedOff { held: self.held(now) });
-            }
-            hold
-        });
-        let Some(next) = next else { return Err(inner) };
-        let (scheduled, watchers) = (inner.scheduled.take(), self.watchers(&inner));
-        drop(inner);
-        told.finish();
-        next.hold.start_after(core, self, scheduled);
-        if let Some(watchers) = watchers {
-            run_wakers(|| watchers.notify_waiters());
-        }
-        Ok((next, is_described))
-    }
-
-    /// Hands the grant of a request that no call waits for off to a waiter, or releases it.
-    pub(in crate::engine) fn offer(core: &Arc<Core>, grant: Grant) {
-        let Grant {
-            target, options, holder, fence, reached, sent, now, unsure_until, turn, ..
-        } = grant;
-        let renew = core.timing.renewal(sent, core.jitter());
-        let mut granted = State::granted(sent, renew, None, unsure_until);
-        granted.reached(if reached { now } else { Instant::MAX });
-        let state = granted.hand_off(now + core.timing.attempt);
-        let number = turn.number();
-        let hold = Self::new(target, options, (holder, fence), now, state, turn.into_slot());
-        let forced = core.queue.install(&hold, number, sent);
-        hold.start(core, now);
-        if forced {
-            hold.update(core, State::renew_at);
-        }
-        hold.leave_in_background(core, Share::FIRST);
+/// Ends one lease of a share and leaves the rest to the engine.
+pub(crate) fn leave_in_background(core: &Arc<Core>, hold: &Arc<Hold>, share: Share) {
+    if leave(core, hold, core.now(), share).is_some() {
+        hold.flush_if_needed(core);
     }
 }
 
-impl HandedOff {
-    /// Returns the hold, if it has enough time left: the runtime of the waiter may have been
-    /// stopped meanwhile, or the hold may have been taken back.
-    pub(crate) fn accept(
-        mut self,
-        core: &Arc<Core>,
-        report: &CallReport<'_>,
-        now: Instant,
-    ) -> Option<Arc<Hold>> {
-        let max_hold = core.settings.max_hold;
-        let mut told = Recorded::default();
-        let hold = self.hold.take_if(|hold| {
-            hold.update_at(core, now, |state, now| {
-                let accepted = state.accept(&core.timing, now, max_hold);
-                if accepted {
-                    told =
-                        hold.happened(core, now, report.granted(hold.fence, How::HandedOff, now));
-                    state.set_policy(core.policy(&hold.options, now, report.caller));
-                }
-                accepted
-            })
+/// Hands the hold off to the first waiter. Otherwise it returns the hold's data, locked.
+fn hand_off<'a>(
+    core: &Arc<Core>,
+    hold: &'a Arc<Hold>,
+    now: Instant,
+) -> Option<MutexGuard<'a, Inner>> {
+    let (handoff, is_described) = match prepare(core, hold, now) {
+        Ok(next) => next,
+        Err(inner) => return Some(inner),
+    };
+    let next = Arc::clone(&handoff.hold);
+    core.queue.complete(handoff);
+    if is_described {
+        // The description of the holder before it is out of date.
+        describe::write_later(core, &next);
+    }
+    None
+}
+
+/// Ends the hold for its holder and starts the next one, if it may be handed off. Returns what wakes its waiter, and
+/// whether the store describes the holder before it. If it may not, returns the hold's data, still locked.
+fn prepare<'a>(
+    core: &Arc<Core>,
+    hold: &'a Arc<Hold>,
+    now: Instant,
+) -> Result<(Handoff, bool), MutexGuard<'a, Inner>> {
+    let mut inner = hold.lock();
+    let Settings { handoff_bound, fencing, .. } = core.settings;
+    let reserved = fencing.filter(|_| hold.fence.is_some()).map(|fencing| fencing.block);
+    if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
+        || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
+        || core.life.is_closed()
+        // A leader resigns in the store: observers never see its value under the id of the next.
+        || inner.described.as_ref().is_some_and(|described| described.value.is_some())
+        || hold.keeps_its_id(&inner)
+        // The slot of a reader that tried to become the writer is that of a writer still.
+        || !mode::can_hand_off(hold.mode)
+    {
+        return Err(inner);
+    }
+    let chain = inner.state.chain(now);
+    let Some(slot) = inner.slot.as_ref().map(HolderSlot::number) else { return Err(inner) };
+    let is_offered = inner.state.is_offered();
+    let mut event = Recorded::default();
+    let mut is_described = false;
+    let next = core.queue.hand_off(&hold.name, slot, now, &chain, |options| {
+        let state = inner.state.hand_off(now + core.timing.attempt);
+        let slot = inner.slot.take();
+        let fence = hold.fence.map(|fence| fence + 1);
+        let id = HoldId { holder: hold.holder, fence };
+        let next = Hold::new(hold.target(), options, id, now, state, slot);
+        if let Some(described) = describe::for_next(&inner) {
+            is_described = true;
+            next.lock().described = Some(described);
+        }
+        // Queued before the waiter can see the offer, and so before its grant.
+        if !is_offered {
+            event = hold.happened(core, now, EventKind::HandedOff { held: hold.held(now) });
+        }
+        next
+    });
+    let Some(next) = next else { return Err(inner) };
+    let scheduled = inner.scheduled.take();
+    let watchers = hold.watchers(&inner);
+    drop(inner);
+    event.finish();
+    next.hold.start_after(core, hold, scheduled);
+    if let Some(watchers) = watchers {
+        run_wakers(|| watchers.notify_waiters());
+    }
+    Ok((next, is_described))
+}
+
+/// Hands the grant of a request that no call waits for off to a waiter, or releases it.
+pub(in crate::engine) fn offer(core: &Arc<Core>, grant: Grant) {
+    let Grant { target, options, holder, fence, reached, sent, now, unsure_until, slot, .. } =
+        grant;
+    let renew = core.timing.renewal(sent, core.jitter());
+    let mut granted = State::granted(sent, renew, None, unsure_until);
+    granted.reached(if reached { now } else { Instant::MAX });
+    let state = granted.hand_off(now + core.timing.attempt);
+    let number = slot.as_ref().map(HolderSlot::number);
+    let hold = Hold::new(target, options, HoldId { holder, fence }, now, state, slot);
+    let forced = number.is_some_and(|number| core.queue.install(&hold, number, sent));
+    hold.start(core, now);
+    if forced {
+        hold.update(core, State::renew_at);
+    }
+    leave_in_background(core, &hold, Share::FIRST);
+}
+
+/// Returns the hold, if it has enough time left: the runtime of the waiter may have been
+/// stopped meanwhile, or the hold may have been taken back.
+pub(crate) fn accept(
+    core: &Arc<Core>,
+    mut offered: HandedOff,
+    report: &CallReport<'_>,
+    now: Instant,
+) -> Option<Arc<Hold>> {
+    let max_hold = core.settings.max_hold;
+    let mut event = Recorded::default();
+    let hold = offered.hold.take_if(|hold| {
+        hold.update_at(core, now, |state, now| {
+            let accepted = state.accept(&core.timing, now, max_hold);
+            if accepted {
+                event = hold.happened(core, now, report.granted(hold.fence, How::HandedOff, now));
+                state.set_policy(hold.options.policy(&core.settings, now, report.caller));
+            }
+            accepted
+        })
+    });
+    event.finish();
+    hold
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::acquire::turn::{Admission, Turn, WaiterGuard};
+    use crate::engine::admin::revoke::lose_all;
+    use crate::engine::machine::chain::HandoffScope;
+    use crate::engine::machine::timing::Timing;
+    use crate::engine::run::Engine;
+    use crate::engine::shared::core::core_in_memory;
+    use crate::engine::shared::options::{NO_OPTIONS, Options};
+    use crate::engine::shared::queue::Waits;
+    use crate::error::Loss;
+    use crate::store::{MemoryStore, Mode, Name, Target};
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::Barrier;
+    use std::task::{Context, Waker};
+    use uuid::Uuid;
+
+    /// Begins a hold of a name that nothing else has.
+    fn begun(core: &Arc<Core>) -> Arc<Hold> {
+        let name = Name::new("n").unwrap();
+        let turn = Turn::at_once(&core.queue, &name, Mode::Exclusive, core.now()).unwrap();
+        let now = core.now();
+        let grant = Grant {
+            target: Target::exclusive(name),
+            options: Options::default(),
+            holder: core.draw_holder(),
+            fence: None,
+            reached: false,
+            sent: now,
+            now,
+            unsure_until: None,
+            scope: HandoffScope::Plain,
+            slot: turn.into_slot(),
+        };
+        let name = grant.target.name.clone();
+        Hold::begin(core, grant, &report(core, &name))
+    }
+
+    fn report<'a>(core: &'a Core, name: &'a Name) -> CallReport<'a> {
+        CallReport::new(core, name, Mode::Exclusive, &NO_OPTIONS, core.now(), None)
+    }
+
+    #[test]
+    fn hold_is_dropped_with_its_engine() {
+        let core = core_in_memory();
+        let hold = Arc::downgrade(&begun(&core));
+        assert!(hold.upgrade().is_some());
+        drop(core);
+        assert!(hold.upgrade().is_none());
+    }
+
+    /// As one that `close` did not find, because it began just after that.
+    #[test]
+    fn hold_begun_while_the_manager_closes_is_lost_at_once() {
+        let core = core_in_memory();
+        core.set_closed();
+        let hold = begun(&core);
+        assert_eq!(hold.loss(), Some(Loss::Closed));
+        assert!(!hold.is_over(), "its release is owed");
+    }
+
+    fn handed_off(admission: Result<Admission, Waits>) -> HandedOff {
+        let Ok(Admission::Hold(offered)) = admission else { panic!("no hold") };
+        offered
+    }
+
+    /// Returns a core, a hold, and the guards of waiters for it.
+    fn with_waiters<const N: usize>(
+        test: impl FnOnce(&Arc<Core>, &Arc<Hold>, [WaiterGuard<'_>; N]),
+    ) {
+        let settings = Settings { handoff_bound: 100, ..Settings::PLAIN };
+        let core = Engine::core(
+            Uuid::new_v4(),
+            Arc::new(MemoryStore::new()),
+            Timing::DEFAULT,
+            settings,
+            true,
+        );
+        let (hold, name) = (begun(&core), Name::new("n").unwrap());
+        let mut waiters = [(); N].map(|()| WaiterGuard::new(&core.queue, &name, Mode::Exclusive));
+        waiters.iter_mut().for_each(|waiter| assert!(waiter.pulse(core.now()).is_err()));
+        test(&core, &hold, waiters);
+    }
+
+    /// Returns whether a waiter was woken.
+    fn is_woken(waiter: &mut WaiterGuard<'_>) -> bool {
+        pin!(waiter.woken()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn hold_comes_with_the_wake_up_of_its_waiter() {
+        with_waiters(|core, hold, [mut first, mut second]| {
+            leave_in_background(core, hold, Share::FIRST);
+            assert!(is_woken(&mut first) && !is_woken(&mut second));
+            assert!(second.pulse(core.now()).is_err());
+            let offered = handed_off(first.pulse(core.now()));
+            let next = accept(core, offered, &report(core, &hold.name), core.now()).unwrap();
+            assert_eq!((next.holder, next.number == hold.number), (hold.holder, false));
+            leave_in_background(core, &next, Share::FIRST);
+            // Not polled since: it finds the message at its pulse.
+            drop(handed_off(second.pulse(core.now())));
         });
-        told.finish();
-        hold
+    }
+
+    #[test]
+    fn hold_of_a_waiter_that_is_dropped_goes_to_the_next() {
+        for is_awake in [false, true] {
+            with_waiters(|core, hold, [mut first, mut second]| {
+                leave_in_background(core, hold, Share::FIRST);
+                assert!(!is_awake || is_woken(&mut first));
+                drop(first);
+                assert!(is_woken(&mut second));
+                drop(handed_off(second.pulse(core.now())));
+            });
+        }
+    }
+
+    #[test]
+    fn waiter_just_woken_finds_its_hold_at_the_next_pulse() {
+        with_waiters(|core, hold, [mut first, mut second]| {
+            core.queue.wake_all();
+            leave_in_background(core, hold, Share::FIRST);
+            assert!(is_woken(&mut first) && is_woken(&mut second));
+            assert!(second.pulse(core.now()).is_err(), "it is the first one's");
+            let offered = handed_off(first.pulse(core.now()));
+            assert!(accept(core, offered, &report(core, &hold.name), core.now()).is_some());
+        });
+    }
+
+    /// On another thread, which hands it off along a line.
+    #[test]
+    fn hold_handed_off_while_all_are_lost_is_lost_too() {
+        for _ in 0..300 {
+            let settings = Settings { handoff_bound: 100, ..Settings::PLAIN };
+            let store = Arc::new(MemoryStore::new());
+            let core = Engine::core(Uuid::new_v4(), store, Timing::DEFAULT, settings, true);
+            let mut hold = begun(&core);
+            let name = hold.name.clone();
+            let waiter = |_| WaiterGuard::new(&core.queue, &name, Mode::Exclusive);
+            let mut waiters: Vec<WaiterGuard> = (0..50).map(waiter).collect();
+            waiters.iter_mut().for_each(|waiter| assert!(waiter.pulse(core.now()).is_err()));
+            let began = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    began.wait();
+                    for mut waiter in waiters {
+                        leave_in_background(&core, &hold, Share::FIRST);
+                        let now = core.now();
+                        let Ok(Admission::Hold(next)) = waiter.pulse(now) else { return };
+                        let Some(next) = accept(&core, next, &report(&core, &name), now) else {
+                            return;
+                        };
+                        hold = next;
+                    }
+                });
+                began.wait();
+                lose_all(&core, &name, Loss::Revoked);
+            });
+            let held =
+                core.queue.holds_of(&name).iter().any(|hold| hold.phase(&core) == Phase::Held);
+            assert!(!held);
+        }
     }
 }

@@ -1,9 +1,10 @@
-//! What happens to a hold between its grant and its end: it is handed off, shared by readers, converted, counted, described
-//! and released. The watchdog renews it.
+//! What happens to a hold between its grant and its end: it is handed off, shared by readers, converted, counted, described,
+//! renewed when a call asks for that, and released. The watchdog renews it otherwise.
 
-pub(super) mod convert;
-pub(super) mod describe;
-mod handoff;
-mod readers;
+pub(crate) mod convert;
+pub(crate) mod describe;
+pub(crate) mod handoff;
+pub(super) mod readers;
 pub(super) mod record;
-pub(super) mod release;
+pub(crate) mod release;
+pub(crate) mod renew;

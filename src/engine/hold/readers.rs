@@ -1,4 +1,4 @@
-//! The read cohort: handles of one manager that read the same name share one hold.
+//! Handles of one manager that read the same name share one hold.
 //!
 //! # Invariants
 //!
@@ -8,100 +8,72 @@
 //! 2. **No reader overtakes.** It joins at once only if no waiter of this process is in the queue. One that waits joins when no
 //!    writer is before it.
 //! 3. **The store is asked each T/10.** A hold is joined no longer than that after its grant. Later readers ask for a hold
-//!    of their own, which younger ones join, and an old cohort is never waited for. So a writer elsewhere is served, and a
+//!    of their own, which younger ones join, and an old hold is never waited for. So a writer elsewhere is served, and a
 //!    process has at most one hold for each T/10 of its longest read.
 //! 4. **Known to the store once.** Its count there is always 1, so neither a join nor a re-entry sends anything. The last
 //!    lease that ends, of whichever handle, has the hold released.
 
-use crate::engine::machine::count::{Share, Shares};
+use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::Reentry;
 use crate::engine::shared::core::Core;
-use crate::engine::shared::hold::{Hold, Inner};
+use crate::engine::shared::hold::Hold;
 use crate::engine::shared::report::CallReport;
 use crate::observe::{How, Recorded};
 use crate::store::Name;
 use std::sync::Arc;
 
-impl Core {
-    /// Joins the hold that readers of this name share now. Returns it with the new share.
-    pub(in crate::engine) fn join_cohort(
-        self: &Arc<Self>,
-        report: &CallReport<'_>,
-        name: &Name,
-    ) -> Option<(Arc<Hold>, Share)> {
-        let hold = self.queue.cohort(name)?;
-        let share = hold.join(self, report)?;
-        Some((hold, share))
-    }
+/// Joins the hold that readers of this name share now. Returns it with the new share.
+pub(in crate::engine) fn join_youngest(
+    core: &Arc<Core>,
+    report: &CallReport<'_>,
+    name: &Name,
+) -> Option<(Arc<Hold>, Share)> {
+    let hold = core.queue.joinable(name)?;
+    let share = join(core, &hold, report)?;
+    Some((hold, share))
 }
 
-impl Inner {
-    /// Makes the last of the leases that the state counts that of a further share.
-    fn add_share(&mut self) -> Share {
-        let before = self.state.live() - 1;
-        self.shares.get_or_insert_with(|| Box::new(Shares::new(before))).add()
+/// Adds a lease of a handle that has none of this hold. Returns its share, or `None` if the hold cannot be joined.
+pub(in crate::engine) fn join(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    report: &CallReport<'_>,
+) -> Option<Share> {
+    let now = core.now();
+    let mut inner = hold.lock();
+    // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
+    let share = inner.state.join(&core.timing, now).then(|| inner.add_share());
+    let event = match share {
+        Some(_) => hold.happened(core, now, report.granted(hold.fence, How::Joined, now)),
+        None => Recorded::default(),
+    };
+    drop(inner);
+    event.finish();
+    if share.is_none() {
+        core.queue.disband(hold);
     }
-
-    /// Ends a lease of a share.
-    pub(in crate::engine) fn leave_share(&mut self, share: Share) {
-        if let Some(shares) = &mut self.shares {
-            shares.leave(share);
-        }
-    }
-
-    fn count_of(&self, share: Share) -> u32 {
-        self.shares.as_ref().map_or_else(|| self.state.live(), |shares| shares.count(share))
-    }
+    share
 }
 
-impl Hold {
-    /// Returns the number of live leases of a share.
-    pub(crate) fn count_of(&self, share: Share) -> u32 {
-        self.lock().count_of(share)
+/// Adds a lease to a share that has one. Returns why not if it cannot.
+pub(in crate::engine) fn join_again(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    share: Share,
+) -> Result<(), Reentry> {
+    // Applies the clock.
+    hold.phase(core);
+    let mut inner = hold.lock();
+    if inner.count_of(share) == 0 {
+        return Err(Reentry::Over);
     }
-
-    /// Adds a lease of a handle that has none of this hold. Returns its share, or `None` if the hold cannot be joined.
-    pub(in crate::engine) fn join(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        report: &CallReport<'_>,
-    ) -> Option<Share> {
-        let now = core.now();
-        let mut inner = self.lock();
-        // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
-        let share = inner.state.join(&core.timing, now).then(|| inner.add_share());
-        let told = match share {
-            Some(_) => self.happened(core, now, report.granted(self.fence, How::Joined, now)),
-            None => Recorded::default(),
-        };
-        drop(inner);
-        told.finish();
-        if share.is_none() {
-            core.queue.disband(self);
-        }
-        share
-    }
-
-    /// Adds a lease to a share that has one. Returns why not if it cannot.
-    pub(in crate::engine) fn join_again(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        share: Share,
-    ) -> Result<(), Reentry> {
-        // Applies the clock.
-        self.phase(core);
-        let mut inner = self.lock();
-        if inner.count_of(share) == 0 {
-            return Err(Reentry::Over);
-        }
-        match inner.state.join_again(core.now()) {
-            None => {
-                if let Some(shares) = &mut inner.shares {
-                    shares.grow(share);
-                }
-                Ok(())
+    match inner.state.join_again(core.now()) {
+        None => {
+            if let Some(shares) = &mut inner.shares {
+                shares.grow(share);
             }
-            Some(refused) => Err(refused),
+            Ok(())
         }
+        Some(refused) => Err(refused),
     }
 }

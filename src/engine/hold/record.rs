@@ -7,12 +7,14 @@
 //!    up without an answer and runs later.
 //! 3. **After a pause**, so that short nested calls send nothing: what counts is the count when the record leaves.
 
+use super::renew;
 use crate::engine::machine::hold::Recorder;
-use crate::engine::shared::calls::{caught, in_time};
+use crate::engine::shared::calls::{self, caught, in_time};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
 use crate::engine::shared::lifecycle::Stage;
+use crate::engine::shared::{report, served};
 use crate::observe::Operation;
 use crate::store::{HolderId, Name, Release, Released};
 use crate::util::trace;
@@ -64,7 +66,7 @@ impl<'a> Record<'a> {
         begun.flatten()
     }
 
-    /// Takes a step on the hold that has the holder id now. A step that finds that the hold has just passed the record on
+    /// Takes a step on the hold that has the holder id now. A step that finds that the hold has just handed the record off
     /// returns `None`, and is repeated on the next one.
     fn on_hold<R>(&self, step: impl Fn(&Arc<Hold>) -> Option<R>) -> Option<R> {
         let mut last = None;
@@ -83,13 +85,15 @@ impl<'a> Record<'a> {
         let core = self.core;
         let request = Release::new(by.target(), self.holder, count, core.timing.attempt);
         let sent = core.now();
-        let verdict = in_time(core.timing.attempt * 2, caught(&mut core.release(request))).await;
+        let verdict =
+            in_time(core.timing.attempt * 2, caught(&mut calls::release(core, request))).await;
         let refused = |released: &Released| matches!(released, Released::NotYours(_));
-        core.count_answer(Operation::Release, &verdict, refused, sent, 1);
+        report::count_answer(core, Operation::Release, &verdict, refused, sent, 1);
         if let Err(error) = &verdict {
-            core.note_failure(&self.name, error);
+            served::note_failure(core, &self.name, error);
             trace::later(Level::DEBUG, || {
-                let (name, error) = (self.name.clone(), error.clone());
+                let name = self.name.clone();
+                let error = error.clone();
                 move || tracing::debug!(name = name.as_str(), %error, "hold count not recorded")
             });
         }
@@ -107,7 +111,7 @@ impl<'a> Record<'a> {
         });
         if let (Some(hold), Ok(Some(_))) = (found, verdict) {
             // A renewal that is in flight may have run before, so one more follows it. A hold that is lost waits for none.
-            drop(timeout(core.timing.attempt * 2, hold.renew_now(core)).await);
+            drop(timeout(core.timing.attempt * 2, renew::renew_now(core, &hold)).await);
         }
     }
 }
@@ -122,8 +126,7 @@ impl Drop for Record<'_> {
             state.has_record().then(|| state.requeue_record())
         });
         if requeued.is_some() {
-            let (name, holder) = (self.name.clone(), self.holder);
-            self.core.submit(Job::Record { name, holder });
+            self.core.submit(Job::Record { name: self.name.clone(), holder: self.holder });
         }
     }
 }

@@ -1,21 +1,25 @@
 //! Flushes a hold: has the store release it.
 
+use super::{describe, handoff};
 use crate::clock::Instant;
 use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::{Next, Phase};
 use crate::engine::machine::pause::Heard;
-use crate::engine::shared::calls::{caught, in_time};
+use crate::engine::shared::calls::{self, caught, in_time};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
 use crate::engine::shared::lifecycle::Stage;
+use crate::engine::shared::{line, report, served};
 use crate::error::{Error, Result};
 use crate::observe::Operation;
-use crate::store::{Keep, Mode, Name, Release, Released, StoreFuture};
+use crate::store::{Absence, Keep, Mode, Name, Release, Released, StoreFuture};
+use crate::util::trace;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
+use tracing::Level;
 
 /// The release in flight, if any.
 pub(in crate::engine) type Flight = Option<StoreFuture<Released>>;
@@ -31,7 +35,7 @@ struct Flush<'a> {
     limit: Option<Duration>,
     /// True if a release was not answered.
     silent: bool,
-    /// True if a release may have taken a place in the line for the next waiter of this process.
+    /// True if a release may have recorded an arrival in the line for the next waiter of this process.
     placed: bool,
     /// True if nothing is left to the engine.
     over: bool,
@@ -40,13 +44,13 @@ struct Flush<'a> {
 impl Flush<'_> {
     fn start(&mut self, mark: Option<Keep>) {
         let Flush { core, hold, .. } = self;
-        // While the name is closed, no waiter needs a place.
-        let place = if mark.is_none() { core.next_place(hold) } else { None };
-        self.placed |= place.is_some_and(|place| !place.kept.is_zero());
+        // While the name is closed, no waiter needs an arrival.
+        let arrival = if mark.is_none() { line::next_arrival(core, hold) } else { None };
+        self.placed |= arrival.is_some_and(|arrival| !arrival.kept.is_zero());
         let request = Release::new(hold.target(), hold.holder, 0, core.timing.attempt)
-            .with_place(place)
+            .with_place(arrival)
             .with_keep(mark);
-        self.flight = Some(self.core.release(request));
+        self.flight = Some(calls::release(self.core, request));
     }
 
     /// Sends the release, if it is due, and returns its result.
@@ -70,29 +74,30 @@ impl Flush<'_> {
         };
         self.note_silence(&verdict);
         if self.placed && verdict.is_ok() {
-            core.keep_place(self.hold);
+            line::keep_open(core, self.hold);
         }
         let sent = std::mem::replace(&mut self.now, self.core.now());
         let refused = |released: &Released| matches!(released, Released::NotYours(_));
-        core.count_answer(Operation::Release, &verdict, refused, sent, 1);
+        report::count_answer(core, Operation::Release, &verdict, refused, sent, 1);
         if let Err(error) = &verdict {
-            core.note_failure(&self.hold.name, error);
+            served::note_failure(core, &self.hold.name, error);
         }
         let verdict = verdict.map(|released| match released {
             Released::Done { listeners } => {
-                self.give_way(sent, listeners);
+                self.yield_to_remote(sent, listeners);
                 None
             }
             Released::NotYours(absence) => Some(absence),
         });
         self.flight = None;
-        Some(self.hold.apply_release(core, self.now, verdict))
+        Some(apply(core, self.hold, self.now, verdict))
     }
 
     /// Records a release that is not answered: waiters behind it wait for the store. None does behind a hold that was lost
     /// and has left the queue; others may have the name since.
     fn note_silence(&mut self, verdict: &Result<Released>) {
-        let (queue, name) = (&self.core.queue, &self.hold.name);
+        let queue = &self.core.queue;
+        let name = &self.hold.name;
         let answered = !verdict.as_ref().is_err_and(Error::is_unavailable);
         if answered && self.silent {
             queue.answered(name);
@@ -104,13 +109,10 @@ impl Flush<'_> {
     }
 
     /// Gives waiters elsewhere time to ask before the local ones.
-    fn give_way(&self, sent: Instant, listeners: u64) {
+    fn yield_to_remote(&self, sent: Instant, listeners: u64) {
         let ours = sent.saturating_duration_since(self.hold.chain_began());
-        self.core.give_way(
-            &self.hold.name,
-            self.hold.mode,
-            ReleaseAnswer { sent, now: self.now, listeners, ours },
-        );
+        let release = ReleaseAnswer { sent, now: self.now, listeners, ours };
+        yield_to_remote(self.core, &self.hold.name, self.hold.mode, release);
     }
 }
 
@@ -125,24 +127,27 @@ pub(in crate::engine) struct ReleaseAnswer {
     pub(in crate::engine) ours: Duration,
 }
 
-impl Core {
-    /// Gives waiters elsewhere, which wait for a message, time to ask before the local ones. It does not where others hold
-    /// on and no local one waits.
-    pub(in crate::engine) fn give_way(&self, name: &Name, mode: Mode, release: ReleaseAnswer) {
-        let ReleaseAnswer { sent, now, listeners, ours } = release;
-        match mode {
-            Mode::Read => return,
-            Mode::Permits { .. } if !self.queue.is_wanted(name) => return,
-            Mode::Exclusive | Mode::Write | Mode::Permits { .. } => {}
-        }
-        let heard = (listeners > 0).then(|| Heard {
-            now,
-            round_trip: now.saturating_duration_since(sent),
-            ours,
-            jitter: self.jitter(),
-        });
-        self.queue.released(name, now, heard);
+/// Gives waiters elsewhere, which wait for a message, time to ask before the local ones. It does not where others hold
+/// on and no local one waits.
+pub(in crate::engine) fn yield_to_remote(
+    core: &Core,
+    name: &Name,
+    mode: Mode,
+    release: ReleaseAnswer,
+) {
+    let ReleaseAnswer { sent, now, listeners, ours } = release;
+    match mode {
+        Mode::Read => return,
+        Mode::Permits { .. } if !core.queue.is_wanted(name) => return,
+        Mode::Exclusive | Mode::Write | Mode::Permits { .. } => {}
     }
+    let heard = (listeners > 0).then(|| Heard {
+        now,
+        round_trip: now.saturating_duration_since(sent),
+        ours,
+        jitter: core.jitter(),
+    });
+    core.queue.released(name, now, heard);
 }
 
 impl Drop for Flush<'_> {
@@ -177,63 +182,74 @@ fn flush<'a>(
     async move { finish(&mut flushing, || now + core.timing.attempt).await }
 }
 
-impl Hold {
-    /// Ends one lease of a share. If it is the last one, waits until the store has confirmed the release, or the hold was
-    /// handed off.
-    pub(crate) async fn unlock(self: &Arc<Self>, core: &Arc<Core>, share: Share) -> Result<()> {
-        let now = core.now();
-        match self.leave(core, now, share) {
-            Some(phase) => self.released(core, now, phase).await,
-            // A local waiter has it.
-            None => Ok(()),
-        }
+/// Ends one lease of a share. If it is the last one, waits until the store has confirmed the release, or the hold was
+/// handed off.
+pub(crate) async fn unlock(core: &Arc<Core>, hold: &Arc<Hold>, share: Share) -> Result<()> {
+    let now = core.now();
+    match handoff::leave(core, hold, now, share) {
+        Some(phase) => wait(core, hold, now, phase).await,
+        // A local waiter has it.
+        None => Ok(()),
     }
+}
 
-    /// Ends one lease of a share after its work, and keeps the name closed for `keep`. Waits until the store has confirmed
-    /// that. A hold that is lost by then is not closed.
-    pub(crate) async fn unlock_done(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        share: Share,
-        keep: Duration,
-    ) -> Result<()> {
-        let now = core.now();
-        let phase = self.leave_done(core, now, share, keep);
-        self.released(core, now, phase).await
+/// Ends one lease of a share after its work, and keeps the name closed for `keep`. Waits until the store has confirmed
+/// that. A hold that is lost by then is not closed.
+pub(crate) async fn unlock_done(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    share: Share,
+    keep: Duration,
+) -> Result<()> {
+    let now = core.now();
+    let phase = handoff::leave_done(core, hold, now, share, keep);
+    wait(core, hold, now, phase).await
+}
+
+/// Waits for the release of a hold that ended at `now`, and that had this phase then.
+async fn wait(core: &Arc<Core>, hold: &Arc<Hold>, now: Instant, phase: Phase) -> Result<()> {
+    if let Phase::Lost(loss) = phase {
+        core.submit(Job::Flush(Arc::clone(hold)));
+        return Err(Error::lost(loss));
     }
+    if !hold.needs_flush() {
+        // Other leases of the hold are left.
+        return Ok(());
+    }
+    core.ensure_running();
+    // A request may have to wait for the request before it, so the limit is two attempts.
+    let flush = pin!(flush(core, hold, now));
+    let result = match timeout(core.timing.attempt * 2, core.attend(flush)).await {
+        Ok(result) => result,
+        Err(_) => return Err(Error::silent()),
+    };
+    // The flush of another lease, or of the engine, may have found how it ended.
+    let result = result.and_then(|()| match hold.loss() {
+        Some(loss) => Err(Error::lost(loss)),
+        None => hold.release_error().map_or(Ok(()), Err),
+    });
+    if result.is_err() {
+        core.submit(Job::Flush(Arc::clone(hold)));
+    }
+    result
+}
 
-    /// Waits for the release of a hold that ended at `now`, and that had this phase then.
-    async fn released(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        now: Instant,
-        phase: Phase,
-    ) -> Result<()> {
-        if let Phase::Lost(loss) = phase {
-            core.submit(Job::Flush(Arc::clone(self)));
-            return Err(Error::lost(loss));
-        }
-        if !self.needs_flush() {
-            // Other leases of the hold are left.
-            return Ok(());
-        }
-        core.ensure_running();
-        // A request may have to wait for the request before it, so the limit is two attempts.
-        let flush = pin!(flush(core, self, now));
-        let result = match timeout(core.timing.attempt * 2, core.attend(flush)).await {
-            Ok(result) => result,
-            Err(_) => return Err(Error::silent()),
-        };
-        // The flush of another lease, or of the engine, may have found how it ended.
-        let result = result.and_then(|()| match self.loss() {
-            Some(loss) => Err(Error::lost(loss)),
-            None => self.release_error().map_or(Ok(()), Err),
+/// Applies the verdict on [`Hold::begin_release`]. Returns the result for the caller that waits for it.
+fn apply(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    now: Instant,
+    verdict: Result<Option<Absence>>,
+) -> Result<()> {
+    if let Ok(None) = &verdict {
+        trace::later(Level::DEBUG, || {
+            let name = hold.name.clone();
+            let fence = hold.fence;
+            move || tracing::debug!(name = name.as_str(), fence, "released")
         });
-        if result.is_err() {
-            core.submit(Job::Flush(Arc::clone(self)));
-        }
-        result
+        describe::delete_later(core, hold);
     }
+    hold.update_at(core, now, |state, now| state.released(&core.timing, now, verdict))
 }
 
 /// Runs a flush to its end; nothing is left to the engine then.
@@ -285,7 +301,7 @@ pub(in crate::engine) async fn flush_to_the_end(
     let now = core.now();
     // An earlier release may not have been answered.
     let silent = core.queue.silence(&hold.name).is_some();
-    // A release in flight may have taken a place.
+    // A release in flight may have recorded an arrival.
     let placed = flight.is_some() && core.queue.is_fair();
     let flight = flight.take();
     let mut flushing = Flush { core, hold, flight, now, limit, silent, placed, over: false };

@@ -1,6 +1,6 @@
 //! The data that all leases of a manager share.
 
-use super::describer::Describer;
+use super::descriptions::Descriptions;
 use super::hold::Hold;
 use super::job::Job;
 use super::lifecycle::{Lifecycle, Stage};
@@ -9,13 +9,20 @@ use super::queue::Queue;
 use super::schedule::{Call, Schedule};
 use super::served::Served;
 use crate::clock::{Clock, Instant};
+use crate::engine::machine::count::Share;
 use crate::engine::machine::mode;
-use crate::engine::machine::timing::Timing;
+use crate::engine::machine::timing::{LONGEST_TTL, Timing};
+use crate::error::Result;
 use crate::observe::{Counters, DEFAULT_CLASS, EventQueues};
-use crate::store::{Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Mode, Name, Owner, Store};
+use crate::store::{
+    Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Keep, Mode, Name, Owner, Store,
+};
 use crate::util::sync::Mutex;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
@@ -83,9 +90,9 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     pub(crate) schedule: Schedule,
     pub(crate) queue: Arc<Queue>,
-    pub(crate) describer: Describer,
+    pub(crate) descriptions: Descriptions,
     pub(crate) life: Lifecycle,
-    /// Wakes the reaper's sweeps after a reconnect.
+    /// Wakes the worker's sweeps after a reconnect.
     pub(crate) reconnected: Notify,
     /// The number of sweeps in progress.
     pub(crate) sweeps: AtomicU32,
@@ -94,6 +101,7 @@ pub(crate) struct Core {
     pub(in crate::engine) verify: Notify,
     /// True if the engine runs on the runtime of its callers.
     pub(crate) on_caller: bool,
+    pub(super) callbacks: Callbacks,
     /// Notifies that no task runs watchdog and worker any more.
     pub(in crate::engine) vacated: Notify,
     /// Reports to the observers.
@@ -114,33 +122,33 @@ pub(crate) struct Core {
     pub(in crate::engine) runtime: Mutex<Option<Handle>>,
 }
 
+/// What the data calls in the rooms above it.
+#[derive(Clone, Copy)]
+pub(in crate::engine) struct Callbacks {
+    /// Starts watchdog and worker on the runtime of the caller. Returns false if that has ended.
+    pub(in crate::engine) start: fn(&Arc<Core>) -> bool,
+    /// Ends a lease of a hold, and leaves the rest to the engine.
+    pub(in crate::engine) leave: fn(&Arc<Core>, &Arc<Hold>, Share),
+}
+
 /// The queues that the worker reads.
 pub(in crate::engine) struct WorkQueues {
     pub(in crate::engine) calls: mpsc::UnboundedReceiver<Vec<Call>>,
     pub(in crate::engine) jobs: mpsc::UnboundedReceiver<Job>,
-    /// The holds that are to tell about themselves.
-    pub(in crate::engine) tells: mpsc::Receiver<Weak<Hold>>,
+    /// The holds whose descriptions are to be written.
+    pub(in crate::engine) to_write: mpsc::Receiver<Weak<Hold>>,
 }
 
 impl Core {
-    /// Creates the data of an engine. With `on_caller`, the engine runs on the runtime of its
+    /// Creates the data of the engine of a manager with this id. With `on_caller`, the engine runs on the runtime of its
     /// callers.
-    pub(crate) fn new(
-        store: Arc<dyn Store>,
-        timing: Timing,
-        settings: Settings,
-        on_caller: bool,
-    ) -> Arc<Self> {
-        Self::of_manager(Uuid::new_v4(), store, timing, settings, on_caller)
-    }
-
-    /// Creates the data of the engine of a manager whose id was drawn before.
-    pub(crate) fn of_manager(
+    pub(in crate::engine) fn new(
         manager: Uuid,
         store: Arc<dyn Store>,
         timing: Timing,
         mut settings: Settings,
         on_caller: bool,
+        callbacks: Callbacks,
     ) -> Arc<Self> {
         let mut can = store.capabilities();
         can.renewal_batch = can.renewal_batch.max(1);
@@ -154,8 +162,8 @@ impl Core {
         }
         let (jobs, jobs_waiting) = mpsc::unbounded_channel();
         let (calls, calls_waiting) = mpsc::unbounded_channel();
-        let (describer, tells) = Describer::new();
-        let queues = WorkQueues { calls: calls_waiting, jobs: jobs_waiting, tells };
+        let (descriptions, to_write) = Descriptions::new();
+        let queues = WorkQueues { calls: calls_waiting, jobs: jobs_waiting, to_write };
         Arc::new_cyclic(|core| Self {
             queue: Arc::new(Queue::new(store.clock(), &timing, Weak::clone(core))),
             clock: store.clock(),
@@ -164,11 +172,12 @@ impl Core {
             timing,
             settings,
             schedule: Schedule::default(),
-            describer,
+            descriptions,
             life: Lifecycle::new(),
             reconnected: Notify::new(),
             verify: Notify::new(),
             on_caller,
+            callbacks,
             vacated: Notify::new(),
             sweeps: AtomicU32::new(0),
             events: Arc::default(),
@@ -206,7 +215,7 @@ impl Core {
 
     /// Returns who acts, for the notes of steals: the service, if the manager describes itself, the host and the process id.
     pub(crate) fn author(&self) -> String {
-        let Owner { service, host, pid, .. } = self.describer.owner();
+        let Owner { service, host, pid, .. } = self.descriptions.owner();
         let service = if service.is_empty() { service } else { format!("{service} at ") };
         format!("{service}{host}:{pid}")
     }
@@ -233,15 +242,30 @@ impl Core {
         Some(Fencing { block, retention })
     }
 
+    /// Refuses a store that cannot keep a name closed after its release.
+    pub(crate) fn check_keeps(&self) -> Result<()> {
+        if self.can.keeps { Ok(()) } else { Err(Keep::unsupported()) }
+    }
+
+    /// Returns the time to live to ask for.
+    pub(in crate::engine) fn ttl_of(&self, options: &Options) -> Duration {
+        self.delayed_ttl(options.lock_delay())
+    }
+
+    /// Returns the time to live to ask for with a delay.
+    pub(in crate::engine) fn delayed_ttl(&self, delay: Duration) -> Duration {
+        self.timing.ttl.saturating_add(delay).min(LONGEST_TTL)
+    }
+
     /// Returns how long the store keeps an idle semaphore; `None`: forever.
     pub(super) fn idle_kept(&self) -> Option<Duration> {
         let kept = |retention: Duration| retention.max(IDLE_SEMAPHORE);
         self.settings.fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention.map(kept))
     }
 
-    /// Returns how long a store remembers the place of a waiter, which asks again at each poll. In a line, where a younger
+    /// Returns how long a store remembers the arrival of a waiter, which asks again at each poll. In a line, where a younger
     /// waiter would pass it, a request may also take an attempt.
-    pub(in crate::engine) fn place_kept(&self, mode: Mode) -> Duration {
+    pub(in crate::engine) fn arrival_kept(&self, mode: Mode) -> Duration {
         let kept = self.settings.poll_bound * 3;
         if mode::has_line(mode) { kept.max(self.timing.attempt * 2) } else { kept }
     }
@@ -275,17 +299,59 @@ impl Core {
         self.set_closed();
     }
 
+    /// Starts watchdog and worker on this runtime if they belong on a caller's runtime and no task runs them: at first, and
+    /// after the runtime on which they ran has ended. Returns false if this runtime has ended too.
+    pub(crate) fn ensure_running(self: &Arc<Self>) -> bool {
+        !self.on_caller || self.is_running() || (self.callbacks.start)(self)
+    }
+
+    /// Waits for `work`, and restarts watchdog and worker on this runtime if theirs ends meanwhile:
+    /// otherwise no task might do what `work` waits for.
+    ///
+    /// The caller pins `work`: a future that is moved in would take its space twice.
+    pub(crate) async fn attend<F: Future>(self: &Arc<Self>, mut work: Pin<&mut F>) -> F::Output {
+        if !self.on_caller {
+            return work.await;
+        }
+        let mut vacated = pin!(self.vacated.notified());
+        let mut listens = true;
+        poll_fn(|cx| {
+            // Work that is ready at once costs nothing here.
+            if let Poll::Ready(output) = work.as_mut().poll(cx) {
+                return Poll::Ready(output);
+            }
+            if listens {
+                while vacated.as_mut().poll(cx).is_ready() {
+                    vacated.set(self.vacated.notified());
+                }
+                // `ensure_running` sees a runtime that ended before this line; a later end wakes
+                // this task.
+                listens = self.ensure_running();
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
     /// Returns whether a task runs watchdog and worker, on any runtime.
     pub(in crate::engine) fn is_running(&self) -> bool {
         self.running.load(Ordering::Acquire)
     }
 }
 
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.events.end();
+    }
+}
+
 #[cfg(test)]
-pub(super) fn core_in_memory() -> Arc<Core> {
+pub(in crate::engine) fn core_in_memory() -> Arc<Core> {
+    use crate::engine::run::Engine;
     use crate::store::MemoryStore;
 
-    Core::new(Arc::new(MemoryStore::new()), Timing::DEFAULT, Settings::PLAIN, true)
+    let store = Arc::new(MemoryStore::new());
+    Engine::core(Uuid::new_v4(), store, Timing::DEFAULT, Settings::PLAIN, true)
 }
 
 #[cfg(test)]

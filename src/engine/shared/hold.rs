@@ -1,24 +1,31 @@
-//! One hold: the data that its leases and the engine share.
+//! One hold: the data that its leases and the engine share, and each transition with its effects.
 
-use super::description::Description;
+use super::core::Core;
+use super::descriptions::Description;
+use super::job::{Job, Sweep};
 use super::options::Options;
+use super::report::{self, CallReport};
+use super::schedule::Group;
 use crate::clock::Instant;
 use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::count::{Share, Shares};
-use crate::engine::machine::hold::{Next, Phase, State};
+use crate::engine::machine::hold::{ChangeVerdict, Ended, Next, Phase, Recorder, Reentry, State};
 use crate::engine::machine::mode;
 use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::machine::timing::Timing;
-use crate::error::{Error, Loss};
-use crate::store::{HolderId, Keep, Mode, Name, Target};
+use crate::error::{Error, Loss, Result};
+use crate::observe::{Event, EventKind, How, Recorded};
+use crate::store::{Absence, HolderId, Keep, Mode, Name, Target};
 use crate::util::panics::run_wakers;
 use crate::util::sync::Mutex;
+use crate::util::trace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 
 /// The number of holds that were created.
 static HOLDS: AtomicU64 = AtomicU64::new(0);
@@ -27,6 +34,32 @@ static HOLDS: AtomicU64 = AtomicU64::new(0);
 /// holder id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HoldNo(u64);
+
+/// A grant of the store.
+pub(crate) struct Grant {
+    pub(crate) target: Target,
+    pub(crate) options: Options,
+    pub(crate) holder: HolderId,
+    pub(crate) fence: Option<u64>,
+    /// True if the store's clock has reached the fencing token.
+    pub(crate) reached: bool,
+    pub(crate) sent: Instant,
+    /// The time at which the grant arrived.
+    pub(crate) now: Instant,
+    /// The time until which other requests of this grant may still run.
+    pub(crate) unsure_until: Option<Instant>,
+    /// To whom the hold may be handed off.
+    pub(in crate::engine) scope: HandoffScope,
+    /// That of the turn.
+    pub(in crate::engine) slot: Option<HolderSlot>,
+}
+
+/// What names a hold to the store and to what it protects.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct HoldId {
+    pub(in crate::engine) holder: HolderId,
+    pub(in crate::engine) fence: Option<u64>,
+}
 
 /// One possession of a name, shared by its leases and the engine.
 pub(crate) struct Hold {
@@ -48,7 +81,7 @@ pub(crate) struct Hold {
     changed: OnceLock<Box<Notify>>,
     /// Whether another manager has said that it wants the name.
     wanted: AtomicBool,
-    /// Whether a guard names its holder id, which the hold of another flow must not have then.
+    /// Whether a guard names its holder id, which the hold of another call must not have then.
     guarded: AtomicBool,
     /// Whether the store was asked to make a reader of this writer.
     downgraded: AtomicBool,
@@ -85,6 +118,23 @@ impl Inner {
     fn is_finished(&self) -> bool {
         self.state.is_over() && self.state.live() == 0
     }
+
+    /// Makes the last of the leases that the state counts that of a further share.
+    pub(in crate::engine) fn add_share(&mut self) -> Share {
+        let before = self.state.live() - 1;
+        self.shares.get_or_insert_with(|| Box::new(Shares::new(before))).add()
+    }
+
+    /// Ends a lease of a share.
+    pub(in crate::engine) fn leave_share(&mut self, share: Share) {
+        if let Some(shares) = &mut self.shares {
+            shares.leave(share);
+        }
+    }
+
+    pub(in crate::engine) fn count_of(&self, share: Share) -> u32 {
+        self.shares.as_ref().map_or_else(|| self.state.live(), |shares| shares.count(share))
+    }
 }
 
 impl Hold {
@@ -92,7 +142,7 @@ impl Hold {
     pub(in crate::engine) fn new(
         Target { name, mode }: Target,
         options: Options,
-        (holder, fence): (HolderId, Option<u64>),
+        HoldId { holder, fence }: HoldId,
         began: Instant,
         state: State,
         slot: Option<HolderSlot>,
@@ -348,7 +398,7 @@ impl Hold {
     }
 
     /// Begins the release, if it is due. Returns with it the mark that it leaves. After [`Next::Release`],
-    /// [`Hold::apply_release`] must follow.
+    /// [`release::apply`](crate::engine::hold::release) must follow.
     pub(in crate::engine) fn begin_release(
         &self,
         timing: &Timing,
@@ -359,5 +409,437 @@ impl Hold {
         let next = state.begin_release(timing, now);
         let mark = if next == Next::Release { state.mark(timing, now) } else { None };
         (next, mark)
+    }
+
+    /// Returns the number of live leases of a share.
+    pub(crate) fn count_of(&self, share: Share) -> u32 {
+        self.lock().count_of(share)
+    }
+
+    /// Begins the life of a hold: with one lease, scheduled, and in the queue.
+    pub(crate) fn begin(core: &Arc<Core>, grant: Grant, report: &CallReport<'_>) -> Arc<Self> {
+        let Grant { target, options, fence, reached, sent, now, unsure_until, .. } = grant;
+        let number = grant.slot.as_ref().map(HolderSlot::number);
+        let terms = options.policy(&core.settings, now, report.caller);
+        let renew = core.timing.renewal(sent, core.jitter());
+        let max_until = core.settings.max_hold.map(|max| now + max);
+        let mut state = State::granted(sent, renew, max_until, unsure_until);
+        // How far the token is ahead of the clock is unknown, so only the reserved block counts.
+        state.reached(if reached { now } else { Instant::MAX });
+        if mode::is_joined(target.mode) {
+            state.share();
+        }
+        state.set_handoff_scope(grant.scope);
+        state.set_policy(terms);
+        let id = HoldId { holder: grant.holder, fence };
+        let hold = Self::new(target, options, id, now, state, grant.slot);
+        // Before any other task can find it.
+        hold.happened(core, now, report.granted(fence, How::Store, now)).finish();
+        let forced = number.is_some_and(|number| core.queue.install(&hold, number, sent));
+        hold.start(core, now);
+        if forced {
+            hold.update(core, State::renew_at);
+        }
+        hold
+    }
+
+    /// Puts the hold into the schedule. It is in the queue already.
+    pub(in crate::engine) fn start(self: &Arc<Self>, core: &Arc<Core>, now: Instant) {
+        self.update_at(core, now, |_, _| ());
+        self.end_if_closed(core);
+    }
+
+    /// Puts the hold into the schedule, as [`start`](Self::start) does, in place of the hold that was handed off to it.
+    pub(in crate::engine) fn start_after(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        last: &Self,
+        was: Option<Instant>,
+    ) {
+        let mut inner = self.lock();
+        // Its waiter may have accepted it meanwhile, which puts it there.
+        let at = if inner.scheduled.is_none() { inner.state.wake_at(&core.timing) } else { None };
+        core.schedule.replace(last.number, was, self, at);
+        inner.scheduled = inner.scheduled.or(at);
+        drop(inner);
+        self.end_if_closed(core);
+    }
+
+    fn end_if_closed(self: &Arc<Self>, core: &Arc<Core>) {
+        // Race with `close`: it sets `is_closed` first and then scans the queue, so either it finds
+        // this hold or this line sees that.
+        if core.life.is_closed() {
+            self.lose(core, Loss::Closed);
+        }
+    }
+
+    /// Runs a transition and its effects: on the schedule, the token, the slot and the trace.
+    pub(in crate::engine) fn update<R>(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        change: impl FnOnce(&mut State, Instant) -> R,
+    ) -> R {
+        self.update_at(core, core.now(), change)
+    }
+
+    pub(in crate::engine) fn update_at<R>(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+        change: impl FnOnce(&mut State, Instant) -> R,
+    ) -> R {
+        self.update_locked(core, now, self.lock(), None, change)
+    }
+
+    pub(in crate::engine) fn update_locked<R>(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+        mut inner: MutexGuard<'_, Inner>,
+        group: Option<&mut Group<'_>>,
+        change: impl FnOnce(&mut State, Instant) -> R,
+    ) -> R {
+        let was = inner.state.phase();
+        let was_over = inner.state.is_over();
+        let watchers = self.watchers(&inner).map(|watchers| (watchers, inner.state.visible()));
+        let result = change(&mut inner.state, now);
+        let mut wake_at = inner.state.wake_at(&core.timing);
+        if inner.state.is_releasing() && inner.scheduled < wake_at {
+            // The hold is about to leave the schedule; one wakeup for nothing costs less than
+            // moving it.
+            wake_at = inner.scheduled.or(wake_at);
+        }
+        if wake_at != inner.scheduled {
+            match group {
+                Some(group) if inner.scheduled.is_none() && wake_at == Some(group.at) => {
+                    group.join(self);
+                }
+                _ => core.schedule.set(self, inner.scheduled, wake_at),
+            }
+            inner.scheduled = wake_at;
+        }
+        let is = inner.state.phase();
+        if let (false, Phase::Lost(_), Some(described)) = (was == is, is, &mut inner.described) {
+            described.lost_at = Some(now);
+        }
+        let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
+        let over = inner.state.is_over();
+        let slot = if over { inner.slot.take() } else { None };
+        let watchers = watchers.filter(|(_, before)| *before != inner.state.visible());
+        let event = believed_until.map(|until| {
+            let left = until.saturating_duration_since(now);
+            self.report_phase(core, &inner.state, was, now, left)
+        });
+        let failure = believed_until.and_then(|_| inner.failure.clone());
+        let sweep = (over && !was_over).then(|| inner.state.sweep(&core.timing, now)).flatten();
+        let records = inner.state.queue_record();
+        drop(inner);
+
+        if let (Some(_), Phase::Lost(_), Some(lost)) = (believed_until, is, self.lost.get()) {
+            run_wakers(|| lost.cancel());
+        }
+        if let Some((from, until)) = sweep {
+            let sweep = Sweep::late(self.target(), self.holder, from, until);
+            core.submit(Job::Sweep(sweep));
+        }
+        if records {
+            core.submit(Job::Record { name: self.name.clone(), holder: self.holder });
+        }
+        if let Some(slot) = slot {
+            core.queue.leave_at(now, &self.name, slot.number());
+        }
+        if let Some(event) = event {
+            event.finish();
+        }
+        // Last, so that a task that is woken by the end may ask at once.
+        if let Some((watchers, _)) = watchers {
+            run_wakers(|| watchers.notify_waiters());
+        }
+        if let Some(until) = believed_until {
+            self.trace(is, until.saturating_duration_since(now), failure);
+        }
+        result
+    }
+
+    /// Traces a transition. `failure` is that of the last renewal.
+    fn trace(&self, phase: Phase, left: Duration, failure: Option<Error>) {
+        let name = || self.name.clone();
+        let fence = self.fence;
+        match phase {
+            Phase::Held => trace::later(Level::INFO, || {
+                let name = name();
+                move || tracing::info!(name = name.as_str(), fence, "lease recovered")
+            }),
+            Phase::AtRisk => trace::later(Level::WARN, || {
+                let name = name();
+                let left_ms = left.as_millis() as u64;
+                let failure = failure.map(tracing::field::display);
+                move || {
+                    tracing::warn!(
+                        name = name.as_str(),
+                        left_ms,
+                        error = failure,
+                        "a lease is at risk: its renewal failed"
+                    );
+                }
+            }),
+            Phase::Lost(cause) => trace::later(Level::WARN, || {
+                let name = name();
+                // Another loss does not come from failed renewals.
+                let failure = failure.filter(|_| cause == Loss::Expired);
+                let failure = failure.map(tracing::field::display);
+                move || {
+                    tracing::warn!(
+                        name = name.as_str(),
+                        fence,
+                        ?cause,
+                        error = failure,
+                        "a lease is lost"
+                    );
+                }
+            }),
+            // Traced when the store has confirmed.
+            Phase::Releasing | Phase::Released => {}
+        }
+    }
+
+    /// Reads the state after applying the clock to it, so the result is right even when the
+    /// watchdog did not run.
+    pub(in crate::engine) fn read<R>(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        look: impl FnOnce(&State) -> R,
+    ) -> R {
+        let now = core.now();
+        let inner = self.lock();
+        if !inner.state.believed() || now < inner.state.ends_at(&core.timing) {
+            return look(&inner.state);
+        }
+        drop(inner);
+        self.update(core, |state, now| {
+            state.expire(&core.timing, now);
+            look(state)
+        })
+    }
+
+    pub(crate) fn phase(self: &Arc<Self>, core: &Arc<Core>) -> Phase {
+        self.read(core, State::phase)
+    }
+
+    /// Returns the phase while a lease of it is live; none is of a hold that no waiter has accepted.
+    pub(crate) fn in_use(self: &Arc<Self>, core: &Arc<Core>) -> Option<Phase> {
+        self.read(core, |state| {
+            let is_released = matches!(state.phase(), Phase::Releasing | Phase::Released);
+            (!is_released && !state.is_offered() && state.live() > 0).then(|| state.phase())
+        })
+    }
+
+    /// Returns the loss as an error, if the hold is lost.
+    pub(crate) fn check(self: &Arc<Self>, core: &Arc<Core>) -> Result<()> {
+        match self.phase(core) {
+            Phase::Lost(loss) => Err(Error::lost(loss)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the time for which the holder may rely on the hold; zero when lost.
+    pub(crate) fn remaining(self: &Arc<Self>, core: &Arc<Core>) -> Duration {
+        let until =
+            self.read(core, |state| state.believed().then(|| state.believed_until(&core.timing)));
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(core.now()))
+    }
+
+    /// Returns `D`, by the last confirmation.
+    pub(crate) fn deadline(&self, core: &Core) -> Instant {
+        self.lock().state.deadline(&core.timing)
+    }
+
+    /// Loses the hold for a reason that the process knows.
+    pub(crate) fn lose(self: &Arc<Self>, core: &Arc<Core>, loss: Loss) {
+        self.update(core, |state, now| {
+            // A revocation deletes the key by itself, and a steal takes it; otherwise a release is owed to the store.
+            let deletes = matches!(loss, Loss::Revoked | Loss::Stolen);
+            let owed = (!deletes).then(|| now + core.timing.grace);
+            state.lose(loss, owed);
+        });
+        self.flush_if_needed(core);
+    }
+
+    /// Owes a release to the store after all: `force_unlock` may not have deleted the key.
+    pub(crate) fn owe(self: &Arc<Self>, core: &Arc<Core>) {
+        self.update(core, |state, now| state.owe(now + core.timing.grace));
+        self.flush_if_needed(core);
+    }
+
+    /// Begins the `min_hold` of its handle, if it has one, and the limits that have not begun with the grant: the caller
+    /// has got the lease.
+    pub(crate) fn begin_min_hold(self: &Arc<Self>, core: &Arc<Core>) {
+        if self.options.pulse().is_some() {
+            let stall = self.options.stall_after(&core.settings);
+            let max = core.settings.max_hold;
+            self.update(core, |state, now| state.begin_limits(now, stall, max));
+        }
+        if let Some(min_hold) = self.options.min_hold() {
+            self.lock().state.begin_min_hold(core.now() + min_hold);
+        }
+    }
+
+    /// Records that no caller has a new lease of it yet. Returns whether such a lease needs a pulse; otherwise
+    /// [`end_ahead`](Self::end_ahead) need not follow.
+    pub(crate) fn begin_ahead(&self) -> bool {
+        self.options.pulse().is_some() && self.lock().state.begin_ahead()
+    }
+
+    /// Records that a lease is in a change of the mode: the hold is not renewed for it. [`end_change`](Self::end_change) or
+    /// [`end_ahead`](Self::end_ahead) must follow.
+    pub(crate) fn begin_change(&self) {
+        self.lock().state.begin_change();
+    }
+
+    /// Records that the caller has such a lease again.
+    pub(crate) fn end_change(self: &Arc<Self>, core: &Arc<Core>) {
+        self.update(core, |state, _| state.end_ahead());
+    }
+
+    /// Records that a caller has got such a lease, or that it ends next.
+    pub(crate) fn end_ahead(&self) {
+        self.lock().state.end_ahead();
+    }
+
+    /// Records that the holder makes progress. It moves no time in the schedule: the watchdog looks once too early.
+    pub(crate) fn report(self: &Arc<Self>, core: &Arc<Core>) {
+        // Applies the clock: after the loss it is too late.
+        self.phase(core);
+        self.lock().state.report(core.now());
+    }
+
+    /// Returns whether a release is due.
+    pub(in crate::engine) fn needs_flush(&self) -> bool {
+        self.lock().state.needs_flush()
+    }
+
+    pub(in crate::engine) fn flush_if_needed(self: &Arc<Self>, core: &Core) {
+        if self.needs_flush() {
+            core.submit(Job::Flush(Arc::clone(self)));
+        }
+    }
+
+    /// Adds a lease of the handle that has the hold. Returns why not if it cannot.
+    pub(crate) fn enter_again(self: &Arc<Self>, core: &Arc<Core>) -> Result<(), Reentry> {
+        self.update(core, |state, now| state.enter_again(&core.timing, now))
+    }
+
+    /// Begins a change of the mode, if the hold has one lease. Returns whether it does; [`Hold::end_mode_change`] must
+    /// follow then, or the hold of the new mode.
+    pub(in crate::engine) fn begin_mode_change(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+    ) -> Result<bool, Reentry> {
+        self.update(core, |state, now| state.begin_mode_change(&core.timing, now))
+    }
+
+    /// Ends a change of the mode that made no hold of the new mode.
+    pub(in crate::engine) fn end_mode_change(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        verdict: ChangeVerdict,
+    ) -> Result<()> {
+        let result = self.update(core, |state, now| {
+            state.end_mode_change(&core.timing, now, core.jitter(), verdict)
+        });
+        self.flush_if_needed(core);
+        result
+    }
+
+    /// Applies the verdict on a record of the count, if it is still that of this hold. Returns whether it is.
+    pub(in crate::engine) fn end_record(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        by: Recorder,
+        verdict: Result<Option<Absence>>,
+    ) -> bool {
+        self.update(core, |state, now| {
+            let is_own = state.has_record();
+            state.end_record(&core.timing, now, by, verdict);
+            is_own
+        })
+    }
+
+    /// Ends one lease of a share without a release: the hold is left to expire.
+    pub(crate) fn forget(self: &Arc<Self>, core: &Arc<Core>, share: Share) {
+        let mut inner = self.lock();
+        inner.leave_share(share);
+        self.update_locked(core, core.now(), inner, None, |state, _| state.forget());
+    }
+
+    /// Gives up a release that failed: the hold is left to expire.
+    pub(crate) fn give_up(self: &Arc<Self>, core: &Arc<Core>, error: &Error) {
+        let is_lost = self.update(core, |state, _| {
+            let is_lost = !state.is_over() && !state.is_releasing();
+            state.end();
+            is_lost
+        });
+        if is_lost {
+            let error = Some(error.clone());
+            self.happened(core, core.now(), EventKind::NotReleased { error, held: None }).finish();
+        }
+        trace::later(Level::WARN, || {
+            let name = self.name.clone();
+            let error = error.clone();
+            move || tracing::warn!(name = name.as_str(), %error, "not released; left to expire")
+        });
+    }
+
+    /// Returns an event of this hold.
+    pub(in crate::engine) fn event(&self, kind: EventKind) -> Event {
+        Event::of(&self.name, kind)
+            .with_mode(self.mode)
+            .with_holder(self.holder)
+            .with_class(self.options.class())
+    }
+
+    /// Counts what happens to it at `now`, and queues the event. May be called with its state locked; finish what it returns
+    /// when that is unlocked.
+    pub(in crate::engine) fn happened(
+        &self,
+        core: &Core,
+        now: Instant,
+        kind: EventKind,
+    ) -> Recorded {
+        report::count(core, now, kind, |kind| self.event(kind))
+    }
+
+    /// Reports a transition from the phase `was` at `now`, after which `left` remains, as [`happened`](Self::happened) does. A hold that
+    /// its waiter has not accepted has no lease, so only that it is not released is reported.
+    fn report_phase(
+        &self,
+        core: &Core,
+        state: &State,
+        was: Phase,
+        now: Instant,
+        left: Duration,
+    ) -> Recorded {
+        let is = state.phase();
+        core.counters.risks(was == Phase::AtRisk, is == Phase::AtRisk);
+        let held = self.held(now);
+        let not_released =
+            |error| EventKind::NotReleased { error, held: (!state.is_offered()).then_some(held) };
+        let kind = match is {
+            Phase::Released if was == Phase::Releasing => match state.end_of_release() {
+                Ended::Confirmed | Ended::Lost(_) if state.is_offered() => {
+                    return Recorded::default();
+                }
+                Ended::Confirmed => EventKind::Released { held },
+                Ended::Lost(cause) => EventKind::Lost { cause, held },
+                Ended::Failed(error) => not_released(Some(error)),
+            },
+            Phase::Releasing => return Recorded::default(),
+            _ if state.is_offered() => return Recorded::default(),
+            Phase::Released => not_released(None),
+            Phase::Held => EventKind::Recovered,
+            Phase::AtRisk => EventKind::AtRisk { left },
+            Phase::Lost(cause) => EventKind::Lost { cause, held },
+        };
+        self.happened(core, now, kind)
     }
 }

@@ -20,10 +20,11 @@ pub(crate) enum Job {
     Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
     /// Release a holder id that may have been granted, or may still be.
     Sweep(Sweep),
-    /// Give up the place that a request of this holder id may have taken, or give it to the waiter that arrived at `next`.
+    /// Give up the arrival that a request of this holder id may have recorded in the line, or record that of the waiter that
+    /// arrived at `next` in its stead.
     Leave { target: Target, holder: HolderId, next: Option<Instant> },
     /// Delete the description of a hold that was released.
-    Untell { target: Target, holder: HolderId },
+    DeleteDescription { target: Target, holder: HolderId },
 }
 
 /// The possible grants of one holder id that no hold stands for.
@@ -37,7 +38,7 @@ pub(crate) struct Sweep {
     pub(in crate::engine) from: Option<Instant>,
     /// The time until which the last grant may keep the name.
     pub(in crate::engine) until: Option<Instant>,
-    /// True if a request may have taken a place in the line.
+    /// True if a request may have recorded an arrival in the line.
     pub(in crate::engine) placed: bool,
     /// The time to live of the requests beyond T.
     pub(in crate::engine) delay: Duration,
@@ -59,8 +60,7 @@ impl Sweep {
     /// Returns a sweep for a hold that is over and whose grant was requested more than once.
     pub(crate) fn late(target: Target, holder: HolderId, from: Instant, until: Instant) -> Self {
         // One release cannot know which of several requests it undid.
-        let (from, until) = (Some(from), Some(until));
-        Self { target, holder, unknown: 2, from, until, placed: false, delay: Duration::ZERO }
+        Self { unknown: 2, from: Some(from), until: Some(until), ..Self::new(target, holder) }
     }
 
     /// Adds a request that may have been granted and may keep the name until `until`.

@@ -1,11 +1,28 @@
 //! The options of a handle. They go with each of its acquires into the hold. [`setters`] gives a handle those that it has.
 
-pub(crate) use crate::engine::machine::policy::Caller;
-
-use super::pulse::CallPulse;
+use super::calls::check_line;
+use super::core::Settings;
+use crate::clock::Instant;
+use crate::engine::machine::hold::HoldPolicy;
+use crate::engine::machine::mode;
+use crate::engine::machine::timing::LONGEST_TTL;
+use crate::engine::shared::pulse::CallPulse;
+use crate::error::{Error, ErrorKind, Result};
 use crate::observe::DEFAULT_CLASS;
+use crate::store::contract::metadata::check_word;
+use crate::store::{Capabilities, Mode};
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Where in the user's code a name is acquired, if it is known.
+pub(crate) type Caller = Option<&'static Location<'static>>;
+
+/// The longest `lock_delay`. Within it, what a holder has sent has arrived or never will.
+const LONGEST_DELAY: Duration = Duration::from_secs(60);
+
+/// The shortest `stall_after`, which leaves the watchdog the time to see a report.
+const SHORTEST_STALL: Duration = Duration::from_millis(10);
 
 /// The options of a handle. Without any, it is empty: it allocates nothing and costs one pointer.
 #[derive(Clone, Debug, Default)]
@@ -222,9 +239,9 @@ impl Options {
         self.set().lock_delay = lock_delay;
     }
 
-    /// Returns the longest time between two reports of progress, if it is another than that of the manager.
-    pub(super) fn stall_after(&self) -> Option<Duration> {
-        self.0.as_ref()?.stall_after
+    /// Returns the longest time between two reports of progress.
+    pub(super) fn stall_after(&self, settings: &Settings) -> Option<Duration> {
+        self.0.as_ref().and_then(|set| set.stall_after).or(settings.stall_after)
     }
 
     /// Returns the age at which a lease is reported, if it is another than that of the manager.
@@ -258,10 +275,84 @@ impl Options {
         self.set().class = class;
     }
 
+    /// Refuses options that are out of range, or that the store cannot have.
+    pub(in crate::engine) fn check(&self, can: &Capabilities, mode: Mode) -> Result<()> {
+        if self.is_fair() {
+            check_line(can)?;
+        }
+        let min_hold = self.min_hold().unwrap_or_default();
+        let delay = self.lock_delay();
+        if !(mode::can_stay_closed(mode) || min_hold.is_zero() && delay.is_zero()) {
+            return Err(Error::invalid("only an exclusive lock has a min_hold or a lock_delay"));
+        }
+        if min_hold > LONGEST_TTL {
+            return Err(Error::invalid(format!(
+                "a min_hold of {min_hold:?} is too long; choose at most 365 days"
+            )));
+        }
+        if delay > LONGEST_DELAY {
+            return Err(Error::invalid(format!(
+                "a lock_delay of {delay:?} is too long; choose at most 60 s"
+            )));
+        }
+        if let Some(limit) = self.0.as_ref().and_then(|set| set.stall_after) {
+            check_stall_after(limit)?;
+        }
+        if let Some(label) = self.label() {
+            check_word("label", label)?;
+        }
+        if !min_hold.is_zero() && !can.keeps {
+            let message = "this store cannot keep a name closed after its release, so it has no min_hold; hold the lease for that time, or use Redis, a quorum of it, or memory";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        if !delay.is_zero() && !can.own_ttl {
+            let message = "on this store all leases live for the same time, so it has no lock_delay; choose a longer ttl instead";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        Ok(())
+    }
+
+    /// Returns the policy of a hold that begins now; `None` for most. Its `min_hold` begins with the lease, and so do its
+    /// limits if its call has a [pulse](Self::pulse).
+    pub(in crate::engine) fn policy(
+        &self,
+        settings: &Settings,
+        now: Instant,
+        caller: Caller,
+    ) -> Option<Box<HoldPolicy>> {
+        let stall = self.stall_after(settings);
+        let limited = stall.is_some() || settings.max_hold.is_some();
+        let pulse = self.pulse().map(|pulse| pulse.last());
+        let awaits_lease = limited && pulse.is_some();
+        let stall = stall.filter(|_| !awaits_lease);
+        let warn = self.warn_held().or(settings.warn_held);
+        let delay = self.lock_delay();
+        if pulse.is_none() && stall.is_none() && warn.is_none() && delay.is_zero() {
+            return None;
+        }
+        Some(Box::new(HoldPolicy {
+            awaits_lease,
+            pulse,
+            delay,
+            stall: stall.map(|longest| (longest, now)),
+            warn_at: warn.map(|after| now + after),
+            began: warn.map(|_| (now, caller)),
+            ..HoldPolicy::default()
+        }))
+    }
+
     /// Returns the options to change. A clone that shares them keeps its own.
     fn set(&mut self) -> &mut Set {
         Arc::make_mut(self.0.get_or_insert_default())
     }
+}
+
+/// Refuses a limit on the time between two reports that is too short.
+pub(crate) fn check_stall_after(limit: Duration) -> Result<()> {
+    if limit >= SHORTEST_STALL {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("a stall_after of {limit:?} is too short; choose at least 10 ms")))
 }
 
 #[cfg(test)]
@@ -269,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_take_one_pointer() {
+    fn options_cost_one_pointer() {
         assert_eq!(size_of::<Options>(), size_of::<usize>());
         assert!(NO_OPTIONS.0.is_none());
     }

@@ -1,7 +1,7 @@
 //! The names of this process behind one lock, and the effects of their transitions.
 //!
 //! [`NameState`] decides; this is the shell around it. It has the time, the wakers of the waiters by their numbers, the
-//! subscriptions of the calls that ask for permits, and what goes beyond one name: the pauses for waiters elsewhere, and the open places in the line.
+//! subscriptions of the calls that ask for permits, and what goes beyond one name: the pauses for waiters elsewhere, and the open arrivals in the line.
 //!
 //! # Invariants
 //!
@@ -50,14 +50,14 @@ struct QueueState {
     /// The last time that this process forced a name open, whichever it was: a turn that was reclaimed has no place
     /// where its own name could be remembered.
     forced: Option<Instant>,
-    /// The open places in the line: see [`line`](crate::engine::acquire::line).
-    places: NameMap<OpenedPlace>,
+    /// The open arrivals in the line: see [`line`](super::line).
+    arrivals: NameMap<OpenedArrival>,
     /// What hears of releases, by the number of the turn whose request came first: see [`LastAsk`].
     subscriptions: ByNumber<Arc<Wakeups>>,
 }
 
-/// The holder id that took a place, and the arrival of the first local waiter, until that one asks.
-struct OpenedPlace {
+/// The arrival that a release has recorded for the first local waiter, until that one asks, and its holder id.
+struct OpenedArrival {
     holder: HolderId,
     arrived: Instant,
 }
@@ -80,7 +80,7 @@ pub(crate) struct HandedOff {
 impl Drop for HandedOff {
     fn drop(&mut self) {
         if let (Some(hold), Some(core)) = (self.hold.take(), self.core.upgrade()) {
-            hold.leave_in_background(&core, Share::FIRST);
+            (core.callbacks.leave)(&core, &hold, Share::FIRST);
         }
     }
 }
@@ -211,7 +211,7 @@ impl Queue {
             wakers: Wakers::default(),
             pauses: Pauses::new(timing.ttl),
             forced: None,
-            places: NameMap::default(),
+            arrivals: NameMap::default(),
             subscriptions: ByNumber::default(),
         };
         let limits = Limits {
@@ -297,16 +297,16 @@ impl Queue {
     pub(in crate::engine) fn pulse(
         &self,
         name: &Name,
-        ticket: &mut Option<u64>,
+        waiter: &mut Option<u64>,
         demand: Demand,
         options: &Options,
         now: Instant,
     ) -> Found {
         let times = self.limits.at(now);
         let polled = self.locked(|queue, effects| {
-            let ticket = *ticket.get_or_insert_with(|| queue.numbers.draw());
+            let waiter = *waiter.get_or_insert_with(|| queue.numbers.draw());
             let admitted = queue.run(name, times, effects, |state, step| {
-                state.pulse(ticket, demand, step).ok_or_else(|| Waits {
+                state.pulse(waiter, demand, step).ok_or_else(|| Waits {
                     silent_since: state.silence().map(|silence| silence.since),
                     mixed: state.is_mixed(demand.mode),
                 })
@@ -314,7 +314,7 @@ impl Queue {
             let admitted = match admitted {
                 Ok(admitted) => admitted,
                 Err(waits) => {
-                    let woken = queue.wakers.listen(ticket, options);
+                    let woken = queue.wakers.listen(waiter, options);
                     return Polled { found: Found::Nothing { waits, woken }, _gone: None };
                 }
             };
@@ -331,17 +331,17 @@ impl Queue {
                 Admitted::Join(hold) => Found::Join(hold),
                 Admitted::Hold(hold) => Found::Hold(self.on_its_way(hold)),
             };
-            Polled { found, _gone: queue.wakers.remove(ticket) }
+            Polled { found, _gone: queue.wakers.remove(waiter) }
         });
         polled.found
     }
 
     /// Removes a waiter that goes from the queue.
-    pub(in crate::engine) fn withdraw(&self, name: &Name, ticket: u64) {
+    pub(in crate::engine) fn withdraw(&self, name: &Name, waiter: u64) {
         let times = self.limits.at(self.clock.now());
         let gone = self.locked(|queue, effects| {
-            queue.run(name, times, effects, |state, step| state.withdraw(ticket, step));
-            queue.wakers.remove(ticket)
+            queue.run(name, times, effects, |state, step| state.withdraw(waiter, step));
+            queue.wakers.remove(waiter)
         });
         drop(gone);
     }
@@ -434,8 +434,8 @@ impl Queue {
         let woken = self.locked(|queue, effects| {
             let delay = options.lock_delay();
             let state = queue.names.get_mut(name)?;
-            let seeks = state.seek(turn.number, turn.ticket, delay, effects);
-            if seeks { queue.wakers.listen(turn.ticket, options) } else { None }
+            let seeks = state.seek(turn.number, turn.waiter, delay, effects);
+            if seeks { queue.wakers.listen(turn.waiter, options) } else { None }
         });
         // Otherwise none comes.
         woken.unwrap_or_else(|| oneshot::channel().1)
@@ -531,7 +531,7 @@ impl Queue {
     }
 
     /// Returns the hold that a reader of another handle may join now: the youngest one, if none waits in the queue.
-    pub(in crate::engine) fn cohort(&self, name: &Name) -> Option<Arc<Hold>> {
+    pub(in crate::engine) fn joinable(&self, name: &Name) -> Option<Arc<Hold>> {
         self.look(name, |state| state.read_hold(self.clock.now()).cloned()).flatten()
     }
 
@@ -615,13 +615,13 @@ impl Queue {
     pub(in crate::engine) fn is_first_behind_a_hold(
         &self,
         name: &Name,
-        ticket: u64,
+        waiter: u64,
         mode: Mode,
         now: Instant,
     ) -> bool {
         let is_first = |state: &State| {
             let excludes = |hold: &Arc<Hold>| !mode::can_share(hold.mode, mode);
-            state.holds().next().is_some_and(excludes) && state.is_first(ticket, now)
+            state.holds().next().is_some_and(excludes) && state.is_first(waiter, now)
         };
         self.look(name, is_first) == Some(true)
     }
@@ -704,7 +704,7 @@ impl Queue {
     }
 }
 
-/// The line of the waiters of all processes: see [`line`](crate::engine::acquire::line).
+/// The line of the waiters of all processes: see [`line`](super::line).
 impl Queue {
     /// Returns whether this process has used a fair lock.
     pub(in crate::engine) fn is_fair(&self) -> bool {
@@ -721,8 +721,8 @@ impl Queue {
         self.look(name, |state| state.next_arrival(now)).flatten()
     }
 
-    /// Opens a place that a request of `holder` has taken for the waiter that asks next. Returns its arrival.
-    pub(in crate::engine) fn open_place(
+    /// Opens the arrival that a request of `holder` has recorded for the waiter that asks next. Returns it.
+    pub(in crate::engine) fn open_arrival(
         &self,
         name: &Name,
         holder: HolderId,
@@ -730,29 +730,29 @@ impl Queue {
     ) -> Option<Instant> {
         let mut queue = self.lock();
         let arrived = queue.names.get(name)?.next_arrival(now)?;
-        queue.places.insert(name.clone(), OpenedPlace { holder, arrived });
+        queue.arrivals.insert(name.clone(), OpenedArrival { holder, arrived });
         Some(arrived)
     }
 
-    /// Takes an open place over: the request of a waiter refreshes it.
-    pub(in crate::engine) fn take_place(&self, name: &Name) {
+    /// Records that an open arrival is that of a waiter that asks: its request refreshes it.
+    pub(in crate::engine) fn claim_arrival(&self, name: &Name) {
         let mut queue = self.lock();
-        if !queue.places.is_empty() {
-            queue.places.remove(name);
+        if !queue.arrivals.is_empty() {
+            queue.arrivals.remove(name);
         }
     }
 
-    /// Removes the place that is open for a waiter which goes. Returns the holder id that took it.
-    pub(in crate::engine) fn abandoned_place(
+    /// Removes the arrival that is open for a waiter which goes. Returns the holder id that has recorded it.
+    pub(in crate::engine) fn abandoned_arrival(
         &self,
         name: &Name,
         arrived: Instant,
     ) -> Option<HolderId> {
         let mut queue = self.lock();
-        if queue.places.is_empty() || queue.places.get(name)?.arrived != arrived {
+        if queue.arrivals.is_empty() || queue.arrivals.get(name)?.arrived != arrived {
             return None;
         }
-        queue.places.remove(name).map(|place| place.holder)
+        queue.arrivals.remove(name).map(|opened| opened.holder)
     }
 }
 
@@ -774,13 +774,13 @@ mod tests {
     }
 
     fn turn(core: &Core, name: &Name) -> Turn {
-        core.queue.try_turn(name, Mode::Exclusive, core.now()).expect("a turn")
+        Turn::at_once(&core.queue, name, Mode::Exclusive, core.now()).expect("a turn")
     }
 
     /// Returns the guard of a waiter that is in the queue.
     fn waiter<'a>(core: &'a Core, name: &'a Name) -> WaiterGuard<'a> {
-        let mut waiter = core.queue.waiter(name, Mode::Exclusive);
-        assert!(waiter.check_in(core.now()).is_err());
+        let mut waiter = WaiterGuard::new(&core.queue, name, Mode::Exclusive);
+        assert!(waiter.pulse(core.now()).is_err());
         waiter
     }
 
@@ -799,7 +799,7 @@ mod tests {
         core.queue.wake_all();
         for waiter in &mut waiting {
             assert!(is_ready(waiter.woken()));
-            assert!(waiter.check_in(core.now()).is_err(), "it waits on");
+            assert!(waiter.pulse(core.now()).is_err(), "it waits on");
             assert!(!is_ready(waiter.woken()));
         }
         drop(turns);
@@ -826,7 +826,7 @@ mod tests {
         drop(gone);
         drop(first);
         assert!(is_ready(second.woken()) && !is_ready(third.woken()));
-        let Ok(Admission::Turn(turn)) = second.check_in(core.now()) else { panic!("no turn") };
+        let Ok(Admission::Turn(turn)) = second.pulse(core.now()) else { panic!("no turn") };
         drop((turn, second));
         assert!(is_ready(third.woken()));
         drop(third);
@@ -839,7 +839,7 @@ mod tests {
         let sent = core.now();
         let late = turn(&core, &name);
         let now = sent + core.timing.ttl;
-        let other = core.queue.try_turn(&name, Mode::Exclusive, now).expect("reclaimed");
+        let other = Turn::at_once(&core.queue, &name, Mode::Exclusive, now).expect("reclaimed");
         assert!(is_ready(late.ended()), "it is gone already");
         assert!(!is_ready(other.ended()));
         {
@@ -858,8 +858,8 @@ mod tests {
     fn wakers_are_gone_with_their_calls() {
         let (core, name) = (core_in_memory(), name("n"));
         let mode = Mode::Permits { size: 1, take: 1 };
-        let mut first = core.queue.waiter(&name, mode);
-        let Ok(Admission::Turn(turn)) = first.check_in(core.now()) else { panic!("no turn") };
+        let mut first = WaiterGuard::new(&core.queue, &name, mode);
+        let Ok(Admission::Turn(turn)) = first.pulse(core.now()) else { panic!("no turn") };
         let mut passed = turn.seek(&NO_OPTIONS);
         assert!(!is_ready(turn.ended()));
         assert_eq!(core.queue.lock().wakers.size().0, 2);
@@ -867,7 +867,7 @@ mod tests {
         drop(turn);
         assert!(is_ready(passed), "no hold comes any more");
         assert!(is_empty(&core));
-        let Ok(Admission::Turn(turn)) = first.check_in(core.now()) else { panic!("no turn") };
+        let Ok(Admission::Turn(turn)) = first.pulse(core.now()) else { panic!("no turn") };
         let _passed = turn.seek(&NO_OPTIONS);
         assert_eq!(turn.keep(core.now(), true), Kept::Yes);
         assert_eq!(core.queue.lock().wakers.size().0, 0);

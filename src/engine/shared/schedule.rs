@@ -191,6 +191,7 @@ impl Schedule {
 mod tests {
     use super::*;
     use crate::engine::machine::hold::State;
+    use crate::engine::shared::hold::HoldId;
     use crate::engine::shared::options::Options;
     use crate::store::{HolderId, Name, Target};
     use uuid::Uuid;
@@ -203,7 +204,8 @@ mod tests {
         let state = State::granted(at(0), at(1), None, None);
         let name = Name::new("n").unwrap();
         let holder = HolderId::new(Uuid::nil(), number);
-        Hold::new(Target::exclusive(name), Options::default(), (holder, None), at(0), state, None)
+        let id = HoldId { holder, fence: None };
+        Hold::new(Target::exclusive(name), Options::default(), id, at(0), state, None)
     }
 
     /// As in a hand-off: the next hold may be scheduled before the last one is removed.

@@ -18,7 +18,7 @@ pub(in crate::engine) type Woken = oneshot::Receiver<Option<HandedOff>>;
 pub(in crate::engine) struct TurnNumber {
     pub(in crate::engine) number: u64,
     /// That of its waiter, by which waiters are in order.
-    pub(in crate::engine) ticket: u64,
+    pub(in crate::engine) waiter: u64,
 }
 
 /// A map from numbers that are drawn one after the other. What it had at its peak costs no memory later.
@@ -63,7 +63,7 @@ impl<T> Default for ByNumber<T> {
 
 impl<T> ByNumber<T> {
     /// The number of items for which memory is kept.
-    const SPARE: usize = 64;
+    const RESERVED: usize = 64;
 
     pub(super) fn insert(&mut self, number: u64, item: T) -> Option<T> {
         self.0.insert(number, item)
@@ -74,9 +74,9 @@ impl<T> ByNumber<T> {
             return None;
         }
         let removed = self.0.remove(&number)?;
-        let spare = 2 * self.0.len() + Self::SPARE;
-        if self.0.capacity() > 4 * spare {
-            self.0.shrink_to(spare);
+        let reserved = 2 * self.0.len() + Self::RESERVED;
+        if self.0.capacity() > 4 * reserved {
+            self.0.shrink_to(reserved);
         }
         Some(removed)
     }
@@ -117,7 +117,7 @@ impl Wakers {
 
     /// Removes the wakers of a turn.
     pub(super) fn remove_of(&mut self, turn: TurnNumber) -> [Option<Listener>; 2] {
-        [self.remove(turn.number), self.remove(turn.ticket)]
+        [self.remove(turn.number), self.remove(turn.waiter)]
     }
 
     pub(super) fn options(&self, number: u64) -> Options {

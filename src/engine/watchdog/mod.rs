@@ -12,13 +12,14 @@
 //!    it, so a worker that stalls delays renewals, never a token.
 //! 3. Only the watchdog takes holds out of the schedule when they are due.
 
-mod renewal;
+pub(super) mod renewal;
 
 use super::machine::hold::{Due, State};
 use super::machine::timing::Timing;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
 use super::shared::job::Job;
+use super::shared::report;
 use super::shared::schedule::{Batch, Call, Renewing};
 use crate::clock::{Instant, Sleeper};
 use crate::observe::EventKind;
@@ -48,16 +49,16 @@ fn tick(core: &Arc<Core>) {
     let due = core.schedule.due(now);
     if let Some((at, _)) = due.holds.first() {
         let lag = now.saturating_duration_since(*at);
-        core.measure(|| EventKind::WatchdogRan { lag });
+        report::measure(core, || EventKind::WatchdogRan { lag });
     }
     for batch in due.batches {
         core.counters.silent(now);
         for renewing in batch.iter() {
-            renewing.hold.unanswered(core, renewing.attempt.number);
+            renewal::unanswered(core, &renewing.hold, renewing.attempt.number);
         }
     }
     let mut plan = RenewalPlan::new(core, now);
-    plan.take(core, due.holds, State::tick);
+    plan.add(core, due.holds, State::tick);
     plan.top_up(core);
     plan.send_all(core);
     *core.tick.lock() = None;
@@ -66,7 +67,7 @@ fn tick(core: &Arc<Core>) {
 /// Verifies all holds after a reconnect: the server may have restarted without them.
 fn verify_all(core: &Arc<Core>) {
     let mut plan = RenewalPlan::new(core, core.now());
-    plan.take(core, core.schedule.all(), State::verify);
+    plan.add(core, core.schedule.all(), State::verify);
     plan.send_all(core);
 }
 
@@ -95,14 +96,14 @@ impl RenewalPlan {
     }
 
     /// Adds holds that were taken out of the schedule and are to be renewed or flushed.
-    fn take(
+    fn add(
         &mut self,
         core: &Arc<Core>,
         taken: Vec<(Instant, Arc<Hold>)>,
         change: fn(&mut State, &Timing, Instant) -> Due,
     ) {
         for (at, hold) in taken {
-            match hold.when_due(core, at, self.now, change) {
+            match renewal::when_due(core, &hold, at, self.now, change) {
                 Due::Nothing => {}
                 Due::Flush | Due::TakenBack => self.flush.push(hold),
                 Due::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
@@ -119,10 +120,10 @@ impl RenewalPlan {
         }
         let room = BURST.saturating_mul(self.size).saturating_sub(self.renewing.len());
         let at_once = self.now + core.timing.period / 32;
-        self.take(core, core.schedule.soon(at_once, room), State::renew_early);
+        self.add(core, core.schedule.soon(at_once, room), State::renew_early);
         let room = (self.size - self.renewing.len() % self.size) % self.size;
         let soon = self.now + core.timing.period / 5;
-        self.take(core, core.schedule.soon(soon, room), State::renew_early);
+        self.add(core, core.schedule.soon(soon, room), State::renew_early);
     }
 
     /// Submits the flushes and sends the calls to the worker.

@@ -7,7 +7,9 @@
 //! 3. **Nothing delays a loss.** The time to come to an end is that of a candidate that still leads.
 
 use super::leadership::Leadership;
-use crate::engine::{CallPulse, Engine, Options, WaitLimit, Wanted, acquire, setters};
+use crate::engine::{
+    AcquireSpec, CallPulse, Engine, Options, WaitLimit, acquire, describe, setters,
+};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::locks::lease::Lease;
 use crate::store::contract::metadata::check_value;
@@ -115,19 +117,19 @@ impl Candidate {
     async fn stand(&self) -> Result<Leadership> {
         let core = &self.engine.core;
         let name = self.name.as_ref().map_err(Error::clone)?;
-        let wanted = Wanted::from(Mode::Exclusive).with(&self.options);
+        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options);
         loop {
             // Without the hold of an earlier term: a candidate does not lead twice at once.
             let claim = acquire(core, name, wanted, &mut None, WaitLimit::Forever).await?;
             let Some(claim) = claim else { continue };
             let mut me = Leadership::of(Lease::in_advance(&self.engine, claim));
             let (_, hold) = me.parts();
-            let leads = match hold.tell_value(core, &self.value).await {
+            let leads = match describe::write_value(core, &hold, &self.value).await {
                 // The call may have been put aside after that, for so long that it has lost it.
                 Ok(true) => me.check().is_ok(),
                 // The store has lost it already.
                 Ok(false) => {
-                    drop(hold.denied(core).await);
+                    drop(describe::denied(core, &hold).await);
                     false
                 }
                 // It leads; the value follows at a renewal.
@@ -137,7 +139,7 @@ impl Candidate {
             };
             if leads {
                 // Observers hear of it now, so that they find its value.
-                hold.tell_leads(core);
+                describe::report_leader(core, &hold);
                 me.begin();
                 return Ok(me);
             }

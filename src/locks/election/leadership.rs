@@ -1,6 +1,6 @@
 //! The guard of a leader.
 
-use crate::engine::LeaderEntry;
+use crate::engine::{LeaderEntry, describe};
 use crate::error::Result;
 use crate::locks::lease::Lease;
 use crate::observe::LeadershipHealth;
@@ -37,7 +37,7 @@ impl Leadership {
     /// Takes over a lease that was just granted, before the candidate gets it.
     pub(super) fn of(lease: Lease) -> Self {
         let (engine, hold) = lease.parts();
-        let entry = hold.leads(&engine.core);
+        let entry = LeaderEntry::new(&engine.core, &hold);
         Self { lease, retiring: CancellationToken::new(), entry }
     }
 
@@ -75,10 +75,10 @@ impl Leadership {
         let value = value.into();
         check_value(&value)?;
         let (engine, hold) = self.lease.parts();
-        if hold.tell_value(&engine.core, &value).await? {
+        if describe::write_value(&engine.core, &hold, &value).await? {
             return Ok(());
         }
-        Err(hold.denied(&engine.core).await)
+        Err(describe::denied(&engine.core, &hold).await)
     }
 
     /// Resigns: releases the name, so that the next candidate leads at once. Waits for the store's answer.
@@ -117,7 +117,7 @@ impl Leadership {
     /// Returns the health of this leadership, without I/O.
     pub fn health(&self) -> LeadershipHealth {
         let (engine, hold) = self.lease.parts();
-        hold.leadership(&engine.core)
+        describe::leadership(&engine.core, &hold)
     }
 }
 

@@ -10,7 +10,7 @@
 //! 3. **Hints are hints.** It reads at each of them, and by the clock.
 
 use crate::clock::Instant as Clocked;
-use crate::engine::{AFTER_EXPIRY, Core, Engine, Stage};
+use crate::engine::{AFTER_EXPIRY, Core, Engine, Stage, calls, describe};
 use crate::error::Result;
 use crate::store::{HolderInfo, Mode, Name, Owner, Wakeups};
 use crate::util::sync::Mutex;
@@ -267,7 +267,7 @@ impl Observer {
         let mut subscribing = None;
         while !core.life.is_closed() {
             if subscribes && hints.is_none() && subscribing.is_none() {
-                subscribing = Some(Box::pin(core.watch(&name)));
+                subscribing = Some(Box::pin(describe::watch(core, &name)));
             }
             let pause = match self.read(core).await {
                 Ok(remaining) => {
@@ -312,7 +312,7 @@ impl Observer {
     /// Reads who leads. Returns how long the store keeps the leader, if it knows; an error without contact.
     async fn read(&mut self, core: &Core) -> Result<Option<Duration>, ()> {
         let limit = core.timing.attempt * 2;
-        let read = timeout(limit, core.inspect_as(&self.name, Mode::Exclusive)).await;
+        let read = timeout(limit, calls::inspect_as(core, &self.name, Mode::Exclusive)).await;
         let info = match read {
             Ok(Ok(inspection)) => inspection.into_holder(),
             Ok(Err(error)) => {

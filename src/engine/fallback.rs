@@ -1,4 +1,4 @@
-//! A second watchdog for engines that run on a runtime of the user.
+//! The fallback watchdog: a second one for engines that run on a runtime of the user.
 //!
 //! Such a runtime may end, or user code may block it. When it has ended, a call that waits or holds on another runtime
 //! restarts the engine there. A holder that has only its token makes no call, and nothing restarts a runtime that is
@@ -71,31 +71,27 @@ fn look(core: &Arc<Core>) -> Instant {
     // While it works, what was due is in no schedule: a waker that blocks can hold it up.
     let began = *core.tick.lock();
     let Some(first) = began.into_iter().chain(core.schedule.first()).min() else { return latest };
-    if core.has_paused_clock() {
+    if has_paused_clock(core) {
         return latest;
     }
     let late = first + (core.timing.grace / 4).max(SHORTEST_LAG);
     if now < late {
         return late.min(latest);
     }
-    let ends = core.queue.holds().into_iter().filter_map(|hold| hold.ends_at(core));
+    let ends = core.queue.holds().into_iter().filter_map(|hold| ends_at(core, &hold));
     ends.fold(latest, Instant::min)
 }
 
-impl Hold {
-    /// Applies the clock. Returns when the hold is lost if nothing happens before, or `None` if it is over.
-    fn ends_at(self: &Arc<Self>, core: &Arc<Core>) -> Option<Instant> {
-        self.read(core, |state: &State| state.believed().then(|| state.ends_at(&core.timing)))
-    }
+/// Applies the clock. Returns when the hold is lost if nothing happens before, or `None` if it is over.
+fn ends_at(core: &Arc<Core>, hold: &Arc<Hold>) -> Option<Instant> {
+    hold.read(core, |state: &State| state.believed().then(|| state.ends_at(&core.timing)))
 }
 
-impl Core {
-    /// Returns whether the clock of the engine is one of tokio that is paused on the runtime on which the engine runs.
-    fn has_paused_clock(&self) -> bool {
-        self.clock().is_tokio()
-            && self.runtime.lock().as_ref().is_some_and(|runtime| {
-                let _entered = runtime.enter();
-                clock::is_paused()
-            })
-    }
+/// Returns whether the clock of the engine is one of tokio that is paused on the runtime on which the engine runs.
+fn has_paused_clock(core: &Core) -> bool {
+    core.clock().is_tokio()
+        && core.runtime.lock().as_ref().is_some_and(|runtime| {
+            let _entered = runtime.enter();
+            clock::is_paused()
+        })
 }

@@ -32,8 +32,7 @@ impl Caller {
             if !self.random.once_in(10) {
                 self.handles.insert(at, lock);
             }
-            let pause = self.random.millis(if self.holds_long { 500..2500 } else { 0..30 });
-            sleep(pause).await;
+            sleep(self.random.millis(if self.holds_long { 500..2500 } else { 0..30 })).await;
         }
     }
 

@@ -17,8 +17,7 @@ impl Caller {
         while *process.orders.borrow() == Order::Work && !process.jobs.is_empty() {
             let place = &process.jobs[self.random.below(process.jobs.len())];
             self.job(place).await;
-            let pause = self.random.millis(20..250);
-            sleep(pause).await;
+            sleep(self.random.millis(20..250)).await;
         }
     }
 

@@ -40,8 +40,7 @@ impl Caller {
         while *process.orders.borrow() == Order::Work {
             let place = &process.led[self.random.below(process.led.len())];
             self.campaign(place).await;
-            let pause = self.random.millis(0..60);
-            sleep(pause).await;
+            sleep(self.random.millis(0..60)).await;
         }
     }
 

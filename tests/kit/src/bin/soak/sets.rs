@@ -23,8 +23,7 @@ impl Caller {
             {
                 self.keep_set(beliefs, lease).await;
             }
-            let pause = self.random.millis(10..150);
-            sleep(pause).await;
+            sleep(self.random.millis(10..150)).await;
         }
     }
 

@@ -68,8 +68,7 @@ impl Caller {
                     }
                 }
             }
-            let pause = self.random.millis(0..30);
-            sleep(pause).await;
+            sleep(self.random.millis(0..30)).await;
         }
     }
 

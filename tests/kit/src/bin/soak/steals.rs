@@ -23,8 +23,7 @@ impl Caller {
             } else {
                 self.waits_for(place, &mut lock).await;
             }
-            let pause = self.random.millis(0..100);
-            sleep(pause).await;
+            sleep(self.random.millis(0..100)).await;
         }
     }
 

@@ -35,8 +35,7 @@ impl Caller {
             for (place, held) in held {
                 self.end(place, held).await;
             }
-            let pause = self.random.millis(20..200);
-            sleep(pause).await;
+            sleep(self.random.millis(20..200)).await;
         }
     }
 
@@ -55,8 +54,7 @@ impl Caller {
         while now() < until
             && held.iter_mut().all(|(_, Held { belief, lease })| belief.check(lease))
         {
-            let pause = self.random.millis(5..30);
-            sleep(pause).await;
+            sleep(self.random.millis(5..30)).await;
         }
     }
 }

@@ -63,13 +63,13 @@ impl Case<'_> {
                 coverage.push((what, times));
             }
         }
-        coverage.extend(self.met_of_shared());
+        coverage.extend(self.coverage_of_shared());
         coverage.extend(must_strike.iter().map(|(what, kind)| (*what, struck(kind))));
         coverage
     }
 
     /// What a run with names that several share must meet. A kind that the store does not have is not asked for.
-    fn met_of_shared(&self) -> Vec<(&'static str, u64)> {
+    fn coverage_of_shared(&self) -> Vec<(&'static str, u64)> {
         let asked = |is: fn(Kind) -> bool| self.leases.iter().any(|l| is(Kind::of(&l.name)));
         let granted = |is: fn(&Lease) -> bool| {
             self.leases.iter().filter(|lease| lease.granted.is_some() && is(lease)).count() as u64

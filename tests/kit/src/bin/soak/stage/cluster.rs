@@ -2,7 +2,7 @@
 //!
 //! A replica takes over only when it is asked to, and after its primary has told it everything. So nothing that is done here may cost exclusion.
 
-use super::one::{Look, counts_on, left_on_all, strike_server};
+use super::one::{counts_on, left_on_all, look_at_primaries, strike_server};
 use super::{Harm, Key, Servers, Strike, is_tied};
 use crate::faults::ServerKind;
 use crate::line::Line;
@@ -106,21 +106,7 @@ impl Servers for Slots {
 
     /// As the primaries have it.
     fn looker<'a>(&'a self, _: &'a [String]) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + 'a> {
-        let mut looks: Vec<_> = self.cluster.nodes.iter().map(Look::new).collect();
-        Box::new(move || {
-            let mut found: Vec<Key> = Vec::new();
-            let mut primaries = 0;
-            for look in &mut looks {
-                if let Ok((keys, true)) = look.keys_and_role() {
-                    primaries += 1;
-                    found.extend(keys);
-                }
-            }
-            if primaries != 3 {
-                return Err(io::Error::other(format!("{primaries} primaries")));
-            }
-            Ok(found)
-        })
+        look_at_primaries(&self.cluster.nodes, 3)
     }
 
     fn left_over(&self) -> Result<Vec<String>, String> {

@@ -125,7 +125,7 @@ impl<'a> Look<'a> {
     }
 
     /// And whether it is a primary, which one alone is too.
-    pub fn keys_and_role(&mut self) -> io::Result<(Vec<Key>, bool)> {
+    fn keys_and_role(&mut self) -> io::Result<(Vec<Key>, bool)> {
         let looked = self.look();
         if looked.is_err() {
             self.connection = None;
@@ -188,6 +188,24 @@ impl<'a> Look<'a> {
         };
         Ok((found.list().into_iter().filter_map(key).collect(), role.text() == "master"))
     }
+}
+
+/// Looks at all keys of the primaries, if there are so many.
+pub fn look_at_primaries(
+    nodes: &[Server],
+    count: usize,
+) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + '_> {
+    let mut looks: Vec<_> = nodes.iter().map(Look::new).collect();
+    Box::new(move || {
+        let looked = looks.iter_mut().filter_map(|look| look.keys_and_role().ok());
+        let primaries: Vec<_> = looked.filter(|(_, is_primary)| *is_primary).collect();
+        match primaries.len() {
+            found if found == count => {
+                Ok(primaries.into_iter().flat_map(|(keys, _)| keys).collect())
+            }
+            found => Err(io::Error::other(format!("{found} primaries"))),
+        }
+    })
 }
 
 /// How many permits of a semaphore are out, and how many it has; one whose time is over may still be in the set.

@@ -4,7 +4,7 @@
 //! replaced goes on granting until it learns of that; leasehold promises only to tell the old holder at the first
 //! contact with the new primary. Each failover is told to the oracle as such.
 
-use super::one::{Look, counts_on, left_on, send, strike_server};
+use super::one::{counts_on, left_on, look_at_primaries, send, strike_server};
 use super::{Harm, Key, Servers, Strike};
 use crate::faults::ServerKind;
 use crate::line::Line;
@@ -177,19 +177,7 @@ impl Servers for Guarded {
 
     /// As the only primary has it; with two, nobody can say what is free.
     fn looker<'a>(&'a self, _: &'a [String]) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + 'a> {
-        let mut looks: Vec<_> = self.all.servers.iter().map(Look::new).collect();
-        Box::new(move || {
-            let mut primaries: Vec<Vec<Key>> = Vec::new();
-            for look in &mut looks {
-                if let Ok((keys, true)) = look.keys_and_role() {
-                    primaries.push(keys);
-                }
-            }
-            match <[Vec<Key>; 1]>::try_from(primaries) {
-                Ok([keys]) => Ok(keys),
-                Err(primaries) => Err(io::Error::other(format!("{} primaries", primaries.len()))),
-            }
-        })
+        look_at_primaries(&self.all.servers, 1)
     }
 
     fn left_over(&self) -> Result<Vec<String>, String> {

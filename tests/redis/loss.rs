@@ -226,7 +226,7 @@ async fn reply_that_comes_late_does_not_make_the_lease_longer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn token_fires_within_the_ttl_when_the_server_is_killed_or_stands_still() {
+async fn token_fires_within_the_ttl_when_the_server_ends_or_stalls() {
     const T: Duration = millis(3_000);
     for killed in [true, false] {
         let server = Server::start();

@@ -87,7 +87,7 @@ async fn outage_is_bounded_under_a_flood() {
         assert!(nodes.free(), "{label}: {:?}", nodes.keys());
         let lease = leases.lock("job").try_lock().await.expect("all answer").expect("free");
         settle().await;
-        assert_eq!(nodes.keys(), [1; 3], "{label}");
+        assert!(silent == 2 || nodes.keys() == [1; 3], "{label}: {:?}", nodes.keys());
         drop(lease);
         settle().await;
         assert!(nodes.free(), "{label}: {:?}", nodes.keys());

@@ -374,3 +374,14 @@ async fn all_batches_of_a_burst_that_hang_are_tried_again() {
     }
     setup.faults.heal();
 }
+
+#[tokio::test(start_paused = true)]
+async fn held_lease_costs_no_calls_between_its_renewals() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    sleep(T / 3 - T / 30 - MOMENT).await;
+    assert_eq!(setup.calls(Call::Renew), 0);
+    setup.faults.until_calls(Call::Renew, 1).await;
+    assert_eq!(setup.calls(Call::Acquire) + setup.calls(Call::Inspect), 1);
+    drop(lease);
+}

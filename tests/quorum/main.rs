@@ -6,6 +6,7 @@ mod jobs;
 mod nodes;
 mod outage;
 mod redis;
+mod redis_shared;
 mod shared;
 mod shared_random;
 mod splits;

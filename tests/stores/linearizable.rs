@@ -375,3 +375,25 @@ fn acquire_without_an_answer_may_have_run_or_not() {
         assert!(is_linearizable(&history), "{answer:?}");
     }
 }
+
+/// Real histories, each with one answer changed.
+#[test]
+fn history_of_memory_with_one_fence_changed_is_refused() {
+    let histories = runtime().block_on(async {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        rounds(store, |_| {}).await
+    });
+    let mut changed = 0;
+    for mut history in histories {
+        let last = history.iter_mut().rev().find_map(|record| match &mut record.op {
+            Op::Acquire(_, Some(Ok(fence))) => Some(fence),
+            _ => None,
+        });
+        if let Some(fence) = last {
+            *fence = 0;
+            changed += 1;
+            assert!(!is_linearizable(&history), "{history:#?}");
+        }
+    }
+    assert!(changed > 0);
+}

@@ -10,11 +10,12 @@
 //! pays for it. Only when the watchdog is late, or does not end what it has begun, it looks at each hold.
 //! `max_hold` and `stall_after` can fire later, by the time between two looks.
 
-use super::machine::hold::State;
 use super::panic_guard::guarded;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
+use super::shared::job::Job;
 use super::shared::lifecycle::Stage;
+use super::shared::schedule::Group;
 use super::thread::spawn_thread;
 use crate::clock::{self, Instant, Sleeper};
 use std::sync::{Arc, OnceLock};
@@ -78,13 +79,29 @@ fn look(core: &Arc<Core>) -> Instant {
     if now < late {
         return late.min(latest);
     }
-    let ends = core.queue.holds().into_iter().filter_map(|hold| ends_at(core, &hold));
-    ends.fold(latest, Instant::min)
+    let mut group = core.schedule.group(None, 0);
+    let holds = core.queue.holds();
+    let ends = holds.iter().filter_map(|hold| ends_at(core, hold, now, &mut group));
+    let next = ends.fold(latest, Instant::min);
+    // The wakers of waiting calls run where the worker does.
+    let wakes = group.end();
+    if !wakes.is_empty() {
+        core.submit(Job::Wake(wakes));
+    }
+    next
 }
 
 /// Applies the clock. Returns when the hold is lost if nothing happens before, or `None` if it is over.
-fn ends_at(core: &Arc<Core>, hold: &Arc<Hold>) -> Option<Instant> {
-    hold.read(core, |state: &State| state.believed().then(|| state.ends_at(&core.timing)))
+fn ends_at(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    now: Instant,
+    group: &mut Group<'_>,
+) -> Option<Instant> {
+    hold.update_locked(core, now, hold.lock(), Some(group), |state, now| {
+        state.expire(&core.timing, now);
+        state.believed().then(|| state.ends_at(&core.timing))
+    })
 }
 
 /// Returns whether the clock of the engine is one of tokio that is paused on the runtime on which the engine runs.

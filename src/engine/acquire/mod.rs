@@ -607,7 +607,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Waits before the first request of a turn: as the call before it would, and for waiters elsewhere.
     async fn wait_to_ask<'a>(&'a self, turn: &mut Turn, hints: &mut Hints<'a>, holder: HolderId) {
-        if let Some(last) = turn.last_ask.take() {
+        if let Some(last) = turn.last_ask.take_if(|_| !self.once) {
             Box::pin(self.wait_as_before(turn, hints, holder, last)).await;
         }
         turn.set_fair(self.fair);

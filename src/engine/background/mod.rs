@@ -199,14 +199,15 @@ async fn answered(
     let answered_at = core.now();
     let jitter = core.jitter();
     let next = core.timing.renewal(sent, jitter);
-    let mut group = core.schedule.group(next, batch.len());
+    let mut group = core.schedule.group(Some(next), batch.len());
     for (renewing, verdict) in batch.iter().zip(verdicts) {
         let keeps_fence = keeps_fence(core, renewing, now);
         let renewal = SentRenewal { attempt: renewing.attempt.number, sent, keeps_fence };
         renewed(core, &renewing.hold, answered_at, jitter, renewal, verdict, &mut group);
     }
-    drop(group);
+    let wakes = group.end();
     core.schedule.remove(key);
+    wakes.into_iter().for_each(|wake| Hold::wake(core, wake));
 }
 
 fn wrong_number() -> Error {

@@ -175,7 +175,7 @@ fn change_mode(
     let next = Hold::new(target, hold.options.clone(), id, now, state, slot);
     let share = inner.shares.as_deref().map_or(Share::FIRST, Shares::only);
     Hold::changes_to(&mut inner, share, &next);
-    core.queue.reseat(&next, number, sent);
+    let effects = core.queue.reseat(&next, number, sent);
     core.counters.risks(was_at_risk, false);
     let held = hold.held(now);
     let event = next.happened(core, now, EventKind::ModeChanged { from: hold.mode, held, fence });
@@ -186,6 +186,7 @@ fn change_mode(
         run_wakers(|| watchers.notify_waiters());
     }
     next.start(core, now);
+    core.queue.perform(effects);
     Some(next)
 }
 

@@ -96,7 +96,7 @@ fn hand_off<'a>(
         Err(inner) => return Some(inner),
     };
     let next = Arc::clone(&handoff.hold);
-    core.queue.complete(handoff);
+    core.queue.perform(handoff.effects);
     if is_described {
         // The description of the holder before it is out of date.
         describe::write_later(core, &next);
@@ -168,11 +168,7 @@ pub(in crate::engine) fn offer(core: &Arc<Core>, grant: Grant) {
     let state = granted.hand_off(now + core.timing.attempt);
     let number = slot.as_ref().map(HolderSlot::number);
     let hold = Hold::new(target, options, HoldId { holder, fence }, now, state, slot);
-    let forced = number.is_some_and(|number| core.queue.install(&hold, number, sent));
-    hold.start(core, now);
-    if forced {
-        hold.update(core, State::renew_at);
-    }
+    hold.install(core, now, sent, number);
     leave_in_background(core, &hold, Share::FIRST);
 }
 

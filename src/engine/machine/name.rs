@@ -881,7 +881,7 @@ mod tests {
     //! | the name is forced open between a request and its grant | `grant_is_refused_after_a_forced_release` |
     //! | it is forced open, or taken elsewhere, between grant and hold | `hold_is_doubted_after_a_forced_release` |
     //! | a waiter comes back before a turn that was offered behind it | `waiter_that_comes_back_is_before_a_turn_not_taken_up` |
-    //! | the same, where the turn is of another mode | `waiter_whose_hold_is_taken_back_is_before_a_turn_of_another_mode` |
+    //! | the same, where the turn is of another mode | `waiter_whose_hold_is_taken_back_is_before_the_next_turn` |
     //! | no waiter is polled | `name_is_free_when_no_waiter_is_polled`, `waiters_are_not_overtaken_after_a_stall` |
     //! | a hundred waiters that are not polled are before one that is | `waiters_that_are_not_polled_are_passed_over_at_once` |
     //! | a hold is handed off to a call that asks for permits | `permit_is_handed_off_to_the_call_that_asks`; `engine::permit_handoff` |
@@ -1169,7 +1169,7 @@ mod tests {
     }
 
     #[test]
-    fn waiter_whose_hold_is_taken_back_is_before_a_turn_of_another_mode() {
+    fn waiter_whose_hold_is_taken_back_is_before_the_next_turn() {
         let mut rig = Rig::default();
         let first = rig.try_enter(PERMIT).expect("a turn");
         let [second] = rig.waiters(PERMIT);

@@ -4,8 +4,9 @@ use super::core::Core;
 use super::descriptions::Description;
 use super::job::{Job, Sweep};
 use super::options::Options;
+use super::queue::Installed;
 use super::report::{self, CallReport};
-use super::schedule::Group;
+use super::schedule::{Group, Wake};
 use crate::clock::Instant;
 use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::count::{Share, Shares};
@@ -435,12 +436,27 @@ impl Hold {
         let hold = Self::new(target, options, id, now, state, grant.slot);
         // Before any other task can find it.
         hold.happened(core, now, report.granted(fence, How::Store, now)).finish();
-        let forced = number.is_some_and(|number| core.queue.install(&hold, number, sent));
-        hold.start(core, now);
-        if forced {
-            hold.update(core, State::renew_at);
-        }
+        hold.install(core, now, sent, number);
         hold
+    }
+
+    /// Puts the hold into its slot in the queue and into the schedule, and wakes the waiters that may ask beside it. Last,
+    /// because a waker of a user may block: a hold that another call may join by then is watched.
+    pub(in crate::engine) fn install(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+        sent: Instant,
+        slot: Option<u64>,
+    ) {
+        let installed = slot.map(|number| core.queue.install(self, number, sent));
+        self.start(core, now);
+        if let Some(Installed { is_doubted, effects }) = installed {
+            core.queue.perform(effects);
+            if is_doubted {
+                self.update(core, State::renew_at);
+            }
+        }
     }
 
     /// Puts the hold into the schedule. It is in the queue already.
@@ -503,6 +519,7 @@ impl Hold {
         let was_over = inner.state.is_over();
         let watchers = self.watchers(&inner).map(|watchers| (watchers, inner.state.visible()));
         let result = change(&mut inner.state, now);
+        let mut group = group;
         let mut wake_at = inner.state.wake_at(&core.timing);
         if inner.state.is_releasing() && inner.scheduled < wake_at {
             // The hold is about to leave the schedule; one wakeup for nothing costs less than
@@ -510,8 +527,8 @@ impl Hold {
             wake_at = inner.scheduled.or(wake_at);
         }
         if wake_at != inner.scheduled {
-            match group {
-                Some(group) if inner.scheduled.is_none() && wake_at == Some(group.at) => {
+            match &mut group {
+                Some(group) if inner.scheduled.is_none() && wake_at == group.at => {
                     group.join(self);
                 }
                 _ => core.schedule.set(self, inner.scheduled, wake_at),
@@ -545,20 +562,50 @@ impl Hold {
         if records {
             core.submit(Job::Record { name: self.name.clone(), holder: self.holder });
         }
-        if let Some(slot) = slot {
-            core.queue.leave_at(now, &self.name, slot.number());
-        }
-        if let Some(event) = event {
-            event.finish();
-        }
-        // Last, so that a task that is woken by the end may ask at once.
-        if let Some((watchers, _)) = watchers {
-            run_wakers(|| watchers.notify_waiters());
+        let wakes_watchers = watchers.is_some();
+        if let Some(group) = group {
+            if slot.is_some() || wakes_watchers {
+                group.wakes.push(Wake {
+                    hold: Arc::clone(self),
+                    slot,
+                    wakes_watchers,
+                    is_missed: false,
+                    now,
+                });
+            }
+            if let Some(event) = event {
+                event.finish();
+            }
+        } else {
+            if let Some(slot) = slot {
+                core.queue.leave_at(now, &self.name, slot.number());
+            }
+            if let Some(event) = event {
+                event.finish();
+            }
+            // Last, so that a task that is woken by the end may ask at once.
+            if let Some((watchers, _)) = watchers {
+                run_wakers(|| watchers.notify_waiters());
+            }
         }
         if let Some(until) = believed_until {
             self.trace(is, until.saturating_duration_since(now), failure);
         }
         result
+    }
+
+    /// Wakes those whose wake-ups were put off, with no lock held.
+    pub(in crate::engine) fn wake(core: &Core, wake: Wake) {
+        let Wake { hold, slot, wakes_watchers, is_missed, now } = wake;
+        if is_missed {
+            core.queue.missed(&hold);
+        }
+        if let Some(slot) = slot {
+            core.queue.leave_at(now, &hold.name, slot.number());
+        }
+        if let Some(changed) = hold.changed.get().filter(|_| wakes_watchers) {
+            run_wakers(|| changed.notify_waiters());
+        }
     }
 
     /// Traces a transition. `failure` is that of the last renewal.

@@ -85,9 +85,9 @@ impl Drop for HandedOff {
     }
 }
 
-/// Effects on their way out of the lock: with the wakers instead of the numbers.
+/// Effects on their way out of the lock: with the wakers instead of the numbers. [`Queue::perform`] performs them.
 #[must_use = "waiters wait for it"]
-struct Deferred {
+pub(in crate::engine) struct Deferred {
     dropped: Few<Arc<Hold>>,
     returned: Few<Arc<Hold>>,
     delivery: Option<Delivery>,
@@ -129,11 +129,19 @@ pub(crate) struct Waits {
     pub(crate) mixed: bool,
 }
 
-/// A hold that is handed off. [`Queue::complete`] wakes its waiter.
+/// A hold that is handed off.
 #[must_use = "its waiter waits for it"]
 pub(in crate::engine) struct Handoff {
     pub(in crate::engine) hold: Arc<Hold>,
-    effects: Deferred,
+    pub(in crate::engine) effects: Deferred,
+}
+
+/// A hold that is in its slot.
+#[must_use = "waiters wait for it"]
+pub(in crate::engine) struct Installed {
+    /// Whether the name may have been forced open or taken since the request.
+    pub(in crate::engine) is_doubted: bool,
+    pub(in crate::engine) effects: Deferred,
 }
 
 /// What a pulse leads to, with what is only there to be dropped.
@@ -228,17 +236,24 @@ impl Queue {
 
     /// Runs a change with the lock held, and performs the effects without it.
     fn locked<R>(&self, run: impl FnOnce(&mut QueueState, &mut Effects<Arc<Hold>>) -> R) -> R {
-        let mut effects = Effects::default();
-        let mut state = self.lock();
-        let result = run(&mut state, &mut effects);
-        let deferred = state.defer(effects);
-        drop(state);
-        self.perform(deferred);
+        let (result, effects) = self.deferred(run);
+        self.perform(effects);
         result
     }
 
-    /// Performs effects. Call it with no lock held.
-    fn perform(&self, effects: Deferred) {
+    /// Runs a change with the lock held. Returns the effects, which are to be performed without it.
+    fn deferred<R>(
+        &self,
+        run: impl FnOnce(&mut QueueState, &mut Effects<Arc<Hold>>) -> R,
+    ) -> (R, Deferred) {
+        let mut effects = Effects::default();
+        let mut state = self.lock();
+        let result = run(&mut state, &mut effects);
+        (result, state.defer(effects))
+    }
+
+    /// Performs effects. Call it with no lock held: a waker of a user runs here, and may block.
+    pub(in crate::engine) fn perform(&self, effects: Deferred) {
         let Deferred { dropped, returned, delivery, woken, forgotten } = effects;
         drop((dropped, forgotten));
         returned.each(|hold| drop(self.on_its_way(hold)));
@@ -475,8 +490,13 @@ impl Queue {
 impl Queue {
     /// Puts the hold of a grant into the slot of this number. Returns whether the name may have been forced open or taken
     /// after the request, which was sent at `sent`.
-    pub(crate) fn install(&self, hold: &Arc<Hold>, number: u64, sent: Instant) -> bool {
-        self.locked(|queue, effects| {
+    pub(in crate::engine) fn install(
+        &self,
+        hold: &Arc<Hold>,
+        number: u64,
+        sent: Instant,
+    ) -> Installed {
+        let (is_doubted, effects) = self.deferred(|queue, effects| {
             let Some(state) = queue.names.get_mut(&hold.name) else { return false };
             let doubted = state.install(self.seated(number, hold, sent), hold.began);
             if state.shares_with_waiters(hold.mode) {
@@ -484,7 +504,8 @@ impl Queue {
                 state.advance(&mut Step { times, numbers: &mut queue.numbers, effects });
             }
             doubted
-        })
+        });
+        Installed { is_doubted, effects }
     }
 
     fn seated(&self, number: u64, hold: &Arc<Hold>, sent: Instant) -> Seated<Arc<Hold>> {
@@ -514,11 +535,6 @@ impl Queue {
         let effects = guard.defer(effects);
         drop(guard);
         Some(Handoff { hold, effects })
-    }
-
-    /// Wakes the recipient of a hold, and those that may ask next. Call it with no lock held.
-    pub(in crate::engine) fn complete(&self, handoff: Handoff) {
-        self.perform(handoff.effects);
     }
 
     /// Withdraws the offer of `hold` from a waiter that did not accept it in time.
@@ -555,12 +571,18 @@ impl Queue {
     }
 
     /// Puts a hold of another mode into its slot, granted by a request of `sent`. Admits the waiters that may ask now.
-    pub(in crate::engine) fn reseat(&self, hold: &Arc<Hold>, number: u64, sent: Instant) {
+    pub(in crate::engine) fn reseat(
+        &self,
+        hold: &Arc<Hold>,
+        number: u64,
+        sent: Instant,
+    ) -> Deferred {
         let times = self.limits.at(self.clock.now());
         let seated = self.seated(number, hold, sent);
-        self.locked(|queue, effects| {
+        let ((), effects) = self.deferred(|queue, effects| {
             queue.run(&hold.name, times, effects, |state, step| state.reseat(seated, step));
         });
+        effects
     }
 
     /// Returns the hold of a name that has this holder id.

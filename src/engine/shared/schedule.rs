@@ -3,6 +3,7 @@
 use super::hold::{Hold, HoldNo};
 use crate::clock::{Instant, Sleeper};
 use crate::engine::machine::hold::RenewalAttempt;
+use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::machine::schedule::{self, Entries, Key};
 use crate::util::sync::Mutex;
 use std::sync::Arc;
@@ -53,12 +54,26 @@ impl Call {
     }
 }
 
-/// Holds that were renewed together and are due together again. Each hold counts as scheduled from
-/// the moment it joins, so the group is inserted on drop, even in a panic.
+/// Holds that change together. Those that are due at the same time again become one entry. Each hold counts as scheduled
+/// from the moment it joins, so the entry is inserted on drop, even in a panic.
 pub(in crate::engine) struct Group<'a> {
     schedule: &'a Schedule,
-    pub(in crate::engine) at: Instant,
+    pub(in crate::engine) at: Option<Instant>,
     holds: Vec<Arc<Hold>>,
+    pub(in crate::engine) wakes: Vec<Wake>,
+}
+
+/// Wake-ups that follow from the change of a hold in a group. They come after all other changes of the group, and the
+/// watchdog leaves them to the worker: a waker of a user may block.
+pub(crate) struct Wake {
+    pub(in crate::engine) hold: Arc<Hold>,
+    /// The slot that is free now.
+    pub(in crate::engine) slot: Option<HolderSlot>,
+    /// Whether calls wait for a change of the hold, and it has changed.
+    pub(in crate::engine) wakes_watchers: bool,
+    /// Whether a waiter has not accepted the hold in time.
+    pub(in crate::engine) is_missed: bool,
+    pub(in crate::engine) now: Instant,
 }
 
 impl Group<'_> {
@@ -68,9 +83,18 @@ impl Group<'_> {
     }
 }
 
+impl Group<'_> {
+    /// Inserts the holds into the schedule. Returns the wake-ups.
+    pub(in crate::engine) fn end(mut self) -> Vec<Wake> {
+        std::mem::take(&mut self.wakes)
+    }
+}
+
 impl Drop for Group<'_> {
     fn drop(&mut self) {
-        self.schedule.put_group(self.at, std::mem::take(&mut self.holds));
+        if let Some(at) = self.at {
+            self.schedule.put_group(at, std::mem::take(&mut self.holds));
+        }
     }
 }
 
@@ -121,9 +145,9 @@ impl Schedule {
         drop(removed);
     }
 
-    /// Returns a group of up to `size` holds that is due at `at`.
-    pub(in crate::engine) fn group(&self, at: Instant, size: usize) -> Group<'_> {
-        Group { schedule: self, at, holds: Vec::with_capacity(size) }
+    /// Returns a group of up to `size` holds that are due at `at`, or else at times of their own.
+    pub(in crate::engine) fn group(&self, at: Option<Instant>, size: usize) -> Group<'_> {
+        Group { schedule: self, at, holds: Vec::with_capacity(size), wakes: Vec::new() }
     }
 
     fn put_group(&self, at: Instant, holds: Vec<Arc<Hold>>) {
@@ -225,7 +249,7 @@ mod tests {
     #[test]
     fn group_without_holds_is_no_entry() {
         let schedule = Schedule::default();
-        drop(schedule.group(at(10), 0));
+        drop(schedule.group(Some(at(10)), 0));
         assert_eq!(schedule.first(), None);
         assert!(schedule.entries.lock().arm(at(20)), "it has woken no watchdog");
     }

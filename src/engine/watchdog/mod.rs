@@ -6,7 +6,7 @@
 //! # Invariants
 //!
 //! 1. **The watchdog waits for nothing but the clock**: no store, no client, no subscriber of
-//!    traces, no user code but the wakers of tokens. It sends its calls to the
+//!    traces, no user code but the wakers of tokens. It sends its calls, and the wake-ups of waiting calls, to the
 //!    [`background`](super::background).
 //! 2. **Calls in flight are watched too.** A call is put into the schedule before the worker has
 //!    it, so a worker that stalls delays renewals, never a token.
@@ -20,7 +20,7 @@ use super::shared::core::Core;
 use super::shared::hold::Hold;
 use super::shared::job::Job;
 use super::shared::report;
-use super::shared::schedule::{Batch, Call, Renewing};
+use super::shared::schedule::{Batch, Call, Group, Renewing};
 use crate::clock::{Instant, Sleeper};
 use crate::observe::EventKind;
 use std::sync::Arc;
@@ -47,6 +47,7 @@ fn tick(core: &Arc<Core>) {
     let now = core.now();
     *core.tick.lock() = Some(now);
     let due = core.schedule.due(now);
+    let mut plan = RenewalPlan::new(core, now);
     if let Some((at, _)) = due.holds.first() {
         let lag = now.saturating_duration_since(*at);
         report::measure(core, || EventKind::WatchdogRan { lag });
@@ -54,10 +55,9 @@ fn tick(core: &Arc<Core>) {
     for batch in due.batches {
         core.counters.silent(now);
         for renewing in batch.iter() {
-            renewal::unanswered(core, &renewing.hold, renewing.attempt.number);
+            renewal::unanswered(core, &renewing.hold, renewing.attempt.number, &mut plan.group);
         }
     }
-    let mut plan = RenewalPlan::new(core, now);
     plan.add(core, due.holds, State::tick);
     plan.top_up(core);
     plan.send_all(core);
@@ -72,8 +72,10 @@ fn verify_all(core: &Arc<Core>) {
 }
 
 /// The renewals to send now.
-struct RenewalPlan {
+struct RenewalPlan<'a> {
     now: Instant,
+    /// What the holds wake.
+    group: Group<'a>,
     /// The end of an attempt that is sent now. Holds with less time left go in calls of their own, each with others that have
     /// about as little: only theirs must be short.
     attempt_deadline: Instant,
@@ -84,10 +86,11 @@ struct RenewalPlan {
     flush: Vec<Arc<Hold>>,
 }
 
-impl RenewalPlan {
-    fn new(core: &Core, now: Instant) -> Self {
+impl<'a> RenewalPlan<'a> {
+    fn new(core: &'a Core, now: Instant) -> Self {
         Self {
             now,
+            group: core.schedule.group(None, 0),
             attempt_deadline: now + core.timing.attempt,
             size: core.can.renewal_batch,
             renewing: Vec::new(),
@@ -103,7 +106,7 @@ impl RenewalPlan {
         change: fn(&mut State, &Timing, Instant) -> Due,
     ) {
         for (at, hold) in taken {
-            match renewal::when_due(core, &hold, at, self.now, change) {
+            match renewal::when_due(core, &hold, at, self.now, &mut self.group, change) {
                 Due::Nothing => {}
                 Due::Flush | Due::TakenBack => self.flush.push(hold),
                 Due::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
@@ -126,7 +129,7 @@ impl RenewalPlan {
         self.add(core, core.schedule.soon(soon, room), State::renew_early);
     }
 
-    /// Submits the flushes and sends the calls to the worker.
+    /// Submits the flushes and the wake-ups, and sends the calls to the worker.
     fn send_all(mut self, core: &Arc<Core>) {
         for hold in self.flush {
             core.submit(Job::Flush(hold));
@@ -145,6 +148,10 @@ impl RenewalPlan {
         }
         if !calls.is_empty() {
             core.send(calls);
+        }
+        let wakes = self.group.end();
+        if !wakes.is_empty() {
+            core.submit(Job::Wake(wakes));
         }
     }
 }

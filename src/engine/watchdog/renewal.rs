@@ -8,7 +8,7 @@ use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
 use crate::engine::shared::options::Caller;
-use crate::engine::shared::schedule::Group;
+use crate::engine::shared::schedule::{Group, Wake};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Absence;
 use crate::util::trace;
@@ -24,6 +24,7 @@ pub(super) fn when_due(
     hold: &Arc<Hold>,
     at: Instant,
     now: Instant,
+    group: &mut Group<'_>,
     change: impl FnOnce(&mut State, &Timing, Instant) -> Due,
 ) -> Due {
     let mut inner = hold.lock();
@@ -33,7 +34,7 @@ pub(super) fn when_due(
     }
     inner.scheduled = None;
     let mut held = None;
-    let due = hold.update_locked(core, now, inner, None, |state, now| {
+    let due = hold.update_locked(core, now, inner, Some(group), |state, now| {
         held = state.warn(now);
         change(state, &core.timing, now)
     });
@@ -43,7 +44,8 @@ pub(super) fn when_due(
     if due != Due::TakenBack {
         return due;
     }
-    core.queue.missed(hold);
+    let hold = Arc::clone(hold);
+    group.wakes.push(Wake { hold, slot: None, wakes_watchers: false, is_missed: true, now });
     Due::Flush
 }
 
@@ -67,9 +69,10 @@ fn warn_held(hold: &Hold, held: Duration, caller: Caller) {
 }
 
 /// Counts a renewal as failed: no answer came in time.
-pub(in crate::engine) fn unanswered(core: &Arc<Core>, hold: &Arc<Hold>, attempt: u32) {
-    hold.lock().failure.get_or_insert_with(Error::silent);
-    hold.update(core, |state, now| {
+pub(super) fn unanswered(core: &Arc<Core>, hold: &Arc<Hold>, attempt: u32, group: &mut Group<'_>) {
+    let mut inner = hold.lock();
+    inner.failure.get_or_insert_with(Error::silent);
+    hold.update_locked(core, core.now(), inner, Some(group), |state, now| {
         state.unanswered(&core.timing, now, core.jitter(), attempt);
     });
 }

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn node_behind_one_of_another_lock_is_refused_and_the_first_is_not() {
+    fn node_behind_one_of_another_lock_is_refused() {
         for [first, second] in
             [["h", "x"], ["h", "p1of2"], ["r0", "h"], ["x", "p1of2"], ["p1of2", "r0"]]
         {

@@ -228,8 +228,9 @@ impl Lease {
     /// Waits until another handle says that it [wants](crate::Lock::steal_after) the name, or the lease is lost.
     ///
     /// Then finish and release, or go on: the other handle takes the name when its `patience` ends.
-    /// [`note`](Lease::note) returns the author of the wish and its reason. The wish is only a hint: it can be lost,
-    /// and on ZooKeeper it never comes. The future borrows nothing.
+    /// [`note`](Lease::note) returns the author of the wish and its reason. The wish comes in memory, on Redis, and on a
+    /// quorum of Redis servers. On ZooKeeper it comes only from a handle of the same manager, and without a note. It is
+    /// only a hint, and can be lost. The future borrows nothing.
     ///
     /// # Cancel safety
     ///
@@ -329,17 +330,15 @@ impl Lease {
 
     /// Waits until at least `min` [remains](Lease::remaining).
     ///
-    /// Use it before a step that cannot be interrupted. It returns at once while renewals succeed, and otherwise waits
-    /// for one. Less than half of the [TTL](crate::Builder::ttl) (with ZooKeeper, [three
-    /// eighths](crate::guide::settings#what-follows-from-the-ttl)) remains only in two cases: a renewal is late, and
-    /// the watchdog is retrying it; or the [`grace`](crate::Builder::grace) is longer than the default, and this call
-    /// makes the watchdog renew the lease at once. The wait ends at the latest when the lease is lost.
+    /// Use it before a step that cannot be interrupted. It returns at once, unless a renewal is late, or your
+    /// [`grace`](crate::Builder::grace) is long; then it waits for one. The wait ends at the latest when the lease is lost.
     ///
     /// # Errors
     ///
     /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost first.
-    /// - [`Invalid`](crate::ErrorKind::Invalid): `min` is more than half of the TTL (with ZooKeeper, three eighths),
-    ///   or more than [`max_hold`](crate::Builder::max_hold) leaves.
+    /// - [`Invalid`](crate::ErrorKind::Invalid): `min` is more than half of the [TTL](crate::Builder::ttl) (with ZooKeeper,
+    ///   [three eighths](crate::guide::settings#what-follows-from-the-ttl)), or more than
+    ///   [`max_hold`](crate::Builder::max_hold) leaves.
     ///
     /// # Cancel safety
     ///
@@ -468,7 +467,7 @@ impl Lease {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the description may or may not be written now; the next renewal writes it. The lease is not
+    /// Safe. If it is dropped, the description may or may not be written now; the next renewal writes it. The lease is not
     /// affected.
     ///
     /// ```

@@ -130,7 +130,9 @@ impl Lock {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
-    /// released in the background.
+    /// released in the background. If it is not polled, for example because another branch of `select!` takes long, other
+    /// calls pass it, and a grant that it has not seen ends after a [TTL](crate::Builder::ttl) at most. Then it asks again
+    /// when it is polled.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -203,9 +205,8 @@ impl Lock {
     /// As [`lock`](Lock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of the
     /// store, with the last failure of its server as the source.
     ///
-    /// It is `None` and no error if the same server has granted a name, or found one held, within the last
-    /// [attempt](crate::guide::settings#what-follows-from-the-ttl), and has failed no request since: then the timeout was shorter than a round trip. So you
-    /// may give it what is left of your own deadline.
+    /// If the server has just answered other calls that lock, a timeout is `None` and no error: the limit was too short,
+    /// and the store is not silent. So you may give it what is left of your own deadline.
     ///
     /// # Panics
     ///
@@ -255,7 +256,7 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
+    /// As cancel safe as `body`, which is dropped at its current await. The lease is released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -319,8 +320,8 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the old holder may have lost the name, and a lease that the store grants to it is released in
-    /// the background.
+    /// Safe, but the old holder may have lost the name. If it is dropped, a lease that the store grants to it is released
+    /// in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -347,8 +348,8 @@ impl Lock {
     /// Asks the holder for the name, waits for `patience`, and then takes the name from that holder.
     ///
     /// This is the polite form of [`steal`](Lock::steal). The holder learns of it by [`Lease::wanted`], and can finish
-    /// and release. A holder that cannot be asked, on ZooKeeper or with Redisson, only gets the time. Returns `None` if
-    /// another holder has the name by then, because that one was never asked.
+    /// and release. A holder that cannot be asked, of another manager on ZooKeeper or with Redisson, only gets the time.
+    /// Returns `None` if another holder has the name by then, because that one was never asked.
     ///
     /// # Errors
     ///
@@ -360,7 +361,7 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// As [`steal`](Lock::steal). While it waits, dropping it takes nothing from the holder.
+    /// Safe, as [`steal`](Lock::steal) is. While it waits, dropping it takes nothing from the holder.
     ///
     /// ```
     /// use std::time::Duration;

@@ -289,7 +289,7 @@ impl MultiLock {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, `body` is dropped at its current await, and all names are released in the background.
+    /// As cancel safe as `body`, which is dropped at its current await. All names are released in the background.
     #[track_caller]
     pub fn with<R, F>(&mut self, body: F) -> impl Future<Output = Result<R>>
     where

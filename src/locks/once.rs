@@ -21,11 +21,13 @@ const LONGEST_KEEP: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A job that runs on one of many replicas, made by [`LeaseManager::once`](crate::LeaseManager::once).
 ///
-/// The key names the job *and its occasion*: `nightly@2026-11-25T02:00Z`, `migration:42`. All replicas call
-/// [`run`](Job::run) with the same key. One of them runs the body. A success closes the key for the time of
-/// [`keep`](Job::keep), and [`Once`] reports it to the others. An error, a panic, a dropped future or the death of the
-/// process leaves the key free, at once or after the [TTL](crate::Builder::ttl), and another replica may run the job.
-/// See [`jobs`](crate::guide::jobs).
+/// A *job* has a *key*, and success *closes* the key for the time of [`keep`](Job::keep): while it is closed, no replica
+/// runs the job again.
+///
+/// The key names the job and its occasion: `nightly@2026-11-25T02:00Z`, `migration:42`. All replicas call
+/// [`run`](Job::run) with the same key. One of them runs the body, and [`Once`] reports its success to the others. An
+/// error, a panic, a dropped future or the death of the process leaves the key free, at once or after the
+/// [TTL](crate::Builder::ttl), and another replica may run the job. See [`jobs`](crate::guide::jobs).
 ///
 /// The key is an exclusive [lock](crate::Lock) of the same name.
 ///
@@ -132,8 +134,8 @@ impl Job {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped while `body` runs, `body` is dropped at its current await and the key is freed in the background. If
-    /// it is dropped after `body` returned `Ok`, the key is closed in the background. If it is dropped before `body` begins,
+    /// As cancel safe as `body`, which is dropped at its current await; the key is released in the background. If it is
+    /// dropped after `body` returned `Ok`, the key is closed in the background. If it is dropped before `body` begins,
     /// `body` never runs, and a key that was acquired is released in the background.
     #[track_caller]
     pub fn run<T, E, F>(self, body: F) -> impl Future<Output = Result<Once<T, E>>>

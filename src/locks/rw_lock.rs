@@ -309,7 +309,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
+    /// As cancel safe as `body`, which is dropped at its current await. The lease is released in the background.
     #[track_caller]
     pub fn with_read<R, F>(&mut self, body: F) -> impl Future<Output = Result<R>>
     where
@@ -336,7 +336,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
+    /// As cancel safe as `body`, which is dropped at its current await. The lease is released in the background.
     #[track_caller]
     pub fn with_write<R, F>(&mut self, body: F) -> impl Future<Output = Result<R>>
     where
@@ -447,7 +447,7 @@ impl ReadLease {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the lease is released in the background.
+    /// Safe. If it is dropped, the lease is released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -523,7 +523,7 @@ impl WriteLease {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the lease is released in the background.
+    /// Safe. If it is dropped, the lease is released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

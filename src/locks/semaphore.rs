@@ -38,9 +38,17 @@ use tokio::task::coop::consume_budget;
 /// first of them wants as many permits as another flow unlocks, the permits are handed off in memory, without
 /// contacting the store, as often in a row as [`max_local_handoffs`](crate::Builder::max_local_handoffs) allows. A
 /// manager that hands off its permits releases them from time to time, and lets waiters of other managers go first.
-/// Between managers there is no order and no bound: a call for many permits can wait forever while other managers take
-/// single ones in turn, because so many may never be free at once. If that can happen, let all calls ask for the same
-/// number. On ZooKeeper processes take turns in [the order in which each began to
+///
+/// Between managers there is no order and no bound, also for single permits. A manager makes no pause for the others if
+/// none of its own calls waits. Of two managers that each acquire and release the one permit of a semaphore in a loop, one
+/// can get all of them; measured were 12 020 to 1 in a minute. Locks share evenly. So use a [lock](crate::Lock) in place
+/// of a single permit, a [`fair_lock`](crate::LeaseManager::fair_lock) where the order counts, or pause between two
+/// acquires.
+///
+/// A call for many permits can wait forever while other managers take single ones in turn, because so many may never be
+/// free at once. If that can happen, let all calls ask for the same number.
+///
+/// On ZooKeeper processes take turns in [the order in which each began to
 /// wait](crate::guide::zookeeper#the-order-of-waiters), and a call for many permits is not overtaken.
 ///
 /// # Which stores
@@ -153,7 +161,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the size may or may not have changed. Call it again.
+    /// Safe. If it is dropped, the size may or may not have changed; call it again.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -281,11 +281,11 @@ impl Builder {
     /// Sets whether the watchdog and its connections run on threads of their own.
     ///
     /// With `true`, blocked workers of your runtime cannot lose leases. One thread only watches the clock and fires
-    /// tokens. Another serves the connections, so that even a store that hangs delays no token. A third writes the log
-    /// of these two. A waker of yours that blocks when a token fires holds up other tokens; those of executors never do.
-    /// The log includes the lines of the Redis client, which logs through the crate `log`, if `log` is
-    /// bridged to `tracing` before the manager is created; any other logger that blocks there delays renewals. Spans of
-    /// `tracing` are off on these threads.
+    /// tokens. Another serves the connections, so that even a store that hangs delays no token. The wakers of tokens and
+    /// of waiting calls run on these two. A waker that blocks delays what comes after it; those of executors never do.
+    /// A third thread writes the log of the two. The log includes the lines of the Redis client, which logs through the
+    /// crate `log`, if `log` is bridged to `tracing` before the manager is created; any other logger that blocks there
+    /// delays renewals. Spans of `tracing` are off on these threads.
     ///
     /// With `false`, the watchdog and the connections run on the runtime on which the manager is made, or, if it is
     /// made outside of one, on that of the first call. When that runtime ends, the next caller on another runtime that
@@ -385,8 +385,8 @@ impl Builder {
     /// - [`Off`](Preflight::Off) asks nothing. It is for servers whose settings are known and cannot be changed.
     ///
     /// The manager also checks each server that it meets later: after a failover, when a shard joins, when a server of
-    /// a fleet answers for the first time, and after each reconnect to a single server. A finding there is only a
-    /// warning, whatever is set. But a node of a quorum that connects later does not count while
+    /// Sentinel or Cluster answers for the first time, and after each reconnect to a single server. A finding there is
+    /// only a warning, whatever is set. But a node of a quorum that connects later does not count while
     /// [`Refuse`](Preflight::Refuse) would refuse it.
     ///
     /// `INFO` shows neither `appendfsync` nor `min-replicas-to-write`: a server without a finding can still lose

@@ -85,7 +85,7 @@ impl LeaseManager {
     /// |---|---|
     /// | `memory:` | a new store in this process, as [`in_memory`](LeaseManager::in_memory) |
     /// | `redis://user:password@host:6379/0` | one Redis server; `rediss://` with TLS, `redis+unix://` for a socket |
-    /// | `redis-sentinel://..`, `redis-cluster://..` | a fleet of Redis servers |
+    /// | `redis-sentinel://..`, `redis-cluster://..` | Redis with Sentinel, Redis Cluster |
     /// | `redis://a,redis://b,redis://c` | a [`Quorum`](crate::store::Quorum) of independent servers |
     /// | `zookeeper://host:2181,host:2181/path` | ZooKeeper, with the feature `zookeeper` |
     ///

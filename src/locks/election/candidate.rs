@@ -174,7 +174,7 @@ impl Candidate {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, `body` is dropped at its current await, and the leadership is resigned in the background.
+    /// As cancel safe as `body`, which is dropped at its current await. The leadership is resigned in the background.
     ///
     /// ```
     /// use std::ops::ControlFlow;

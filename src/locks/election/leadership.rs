@@ -69,7 +69,7 @@ impl Leadership {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the value may or may not be written, as with `Unavailable`. The leadership is not affected.
+    /// Safe. If it is dropped, the value may or may not be written, as with `Unavailable`. The leadership is not affected.
     pub async fn proclaim(&self, value: impl Into<String>) -> Result<()> {
         tokio::task::coop::consume_budget().await;
         let value = value.into();

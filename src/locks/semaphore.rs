@@ -41,7 +41,7 @@ use tokio::task::coop::consume_budget;
 ///
 /// Between managers there is no order and no bound, also for single permits. A manager makes no pause for the others if
 /// none of its own calls waits. Of two managers that each acquire and release the one permit of a semaphore in a loop, one
-/// can get all of them; measured were 12 020 to 1 in a minute. Locks share evenly. So use a [lock](crate::Lock) in place
+/// can get all grants (in a measurement 12 020 to 1 in a minute); locks share evenly. Use a [lock](crate::Lock) in place
 /// of a single permit, a [`fair_lock`](crate::LeaseManager::fair_lock) where the order counts, or pause between two
 /// acquires.
 ///

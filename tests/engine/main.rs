@@ -1,6 +1,7 @@
 //! The life of leases, from the first `lock` to the last release, through the public face: on the
 //! store in memory, with a clock that stands still until everything waits for it.
 
+mod blocked_wakers;
 mod broken_store;
 mod cancel;
 mod close;

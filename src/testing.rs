@@ -120,7 +120,7 @@ pub trait Harness: Send + Sync {
     /// In real time it must be longer than a handful of operations takes.
     fn ttl(&self) -> Duration;
 
-    /// Returns whether the store keeps the arrival of a reader that waits, its [`Place`](crate::store::Place); by default it does.
+    /// Returns whether the store keeps the arrival of a reader that waits, its [`Arrival`](crate::store::Arrival); by default it does.
     /// If not, it keeps those of writers alone.
     fn keeps_arrivals_of_readers(&self) -> bool {
         true

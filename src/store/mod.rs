@@ -30,7 +30,7 @@ pub(crate) use contract::note::steal_by_force;
 pub use contract::note::{Hint, Inbox, InboxSender, Note, Steal, Want};
 pub use contract::reason::{Act, Reason};
 pub use contract::request::{
-    About, Acquire, Ends, Fencing, ForceRelease, Inspect, Place, Release, RenewBatch, Renewal,
+    About, Acquire, Arrival, Ends, Fencing, ForceRelease, Inspect, Release, RenewBatch, Renewal,
     Resize, Topic, Wait,
 };
 pub use contract::signal::{Signal, Wakeups};
@@ -122,17 +122,17 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// is [`Invalid`](crate::ErrorKind::Invalid), and grants carry no fencing token. [`Acquire::converts`] changes a holder
 /// from one of the modes `Read` and `Write` to the other; renewals and releases in `Read` go by the [`HolderId`],
 /// whichever of the two it has, because they can come late. A renewal in `Write` of a holder that only reads finds
-/// nothing, and so does its release, which may end the hold: a store can lose a change of the mode. [`Acquire::place`]
+/// nothing, and so does its release, which may end the hold: a store can lose a change of the mode. [`Acquire::arrival`]
 /// asks for an order between readers and writers. A store need not support any of them.
 ///
 /// # Lines
 ///
-/// A store with [`Line::Places`] keeps a line for each name: one [`Place`] for each manager, with the time at which its
+/// A store with [`Line::Arrivals`] keeps a line for each name: one [`Arrival`] for each manager, with the time at which its
 /// waiter arrived, and until when it is kept, by the store's own clock. It upholds:
 ///
 /// - An exclusive acquire with a place, from a manager that does not hold the name, is refused while another manager has an
 ///   older place, even if the name is free. The refusal reports when that place lapses.
-/// - A refused request takes the place of its manager, or refreshes it, unless [`Place::kept`] is zero. The numbers of
+/// - A refused request takes the place of its manager, or refreshes it, unless [`Arrival::kept`] is zero. The numbers of
 ///   holder ids tell which request is older: a later waiter of the manager takes the place over with the time of its own
 ///   arrival, a late copy for an earlier waiter changes nothing, and one for the same waiter never makes it younger.
 /// - A grant ends the place of its manager, and reports the oldest waiter of the others.
@@ -156,7 +156,7 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// Ten methods are required. Each of the others has a default, which refuses: none grants, and none claims an ability. The
 /// engine does without what is refused, or returns [`Unsupported`](crate::ErrorKind::Unsupported). Requests can have parts
-/// that a store does not know, such as a [place](Acquire::place), a [steal](Acquire::steal) or a [question](About): it
+/// that a store does not know, such as a [place](Acquire::arrival), a [steal](Acquire::steal) or a [question](About): it
 /// refuses them too, and never leaves them out. [`Acquire::plain_name`], [`Release::require_hold`] and
 /// [`Inspect::unsupported`] are made for that.
 ///
@@ -219,10 +219,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Lowers the hold count, or at zero releases the name and wakes waiters. With a [`keep`](Release::keep), the name stays
     /// closed.
     ///
-    /// A release of an [arrival](Ends::Arrival) gives up the [`Place`] that a manager has in the order of waiters, unless a
+    /// A release of an [arrival](Ends::Arrival) gives up the [`Arrival`] that a manager has in the order of waiters, unless a
     /// holder id with a larger number has taken it over. In a line, the next waiter of the manager gets it, if the request
-    /// [names its place](Release::place), with its own arrival. It wakes the waiters that may be granted the name now. It is
-    /// [done](Released::Done) without listeners, also if there is no place. In [`Mode::Exclusive`] without [`Line::Places`] it
+    /// [names its place](Release::arrival), with its own arrival. It wakes the waiters that may be granted the name now. It is
+    /// [done](Released::Done) without listeners, also if there is no place. In [`Mode::Exclusive`] without [`Line::Arrivals`] it
     /// is [`Unsupported`](crate::ErrorKind::Unsupported). Without an answer, the place lapses by itself.
     fn release(&self, request: Release) -> StoreFuture<Released>;
 
@@ -261,7 +261,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     ///
     /// - [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is not a lock of this kind.
-    /// - [`Unsupported`](crate::ErrorKind::Unsupported) for the line without [`Line::Places`], and for a question that the
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) for the line without [`Line::Arrivals`], and for a question that the
     ///   store does not know.
     ///
     /// # Cancel safety

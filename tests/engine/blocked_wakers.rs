@@ -2,8 +2,8 @@
 
 use super::*;
 use leasehold::store::{Name, Release, Store, Target};
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
 const S: Duration = Duration::from_secs(1);

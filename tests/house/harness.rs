@@ -513,7 +513,7 @@ fn dropped_request_closes_its_connection_and_never_runs() {
 }
 
 #[test]
-fn trace_has_lines_of_a_callsite_that_another_thread_meets_first() {
+fn trace_has_a_callsite_that_another_thread_meets_first() {
     fn line() {
         tracing::warn!("met");
     }

@@ -71,7 +71,11 @@ const KEPT: &[&str] = &[
     "kind",
     "kind_of_lock",
     "in_place",
+    "kinds_of_locks_do_not_mix",
+    "batch_of_several_kinds_is_answered_in_order",
     "take",
+    "take_index",
+    "try_take_index",
     "take_timeout",
     "try_take",
 ];

@@ -2,7 +2,7 @@
 
 use super::*;
 use leasehold::store::{
-    Acquire, Acquired, HolderId, Mode, Place, Release, RenewBatch, RenewCall, Renewal, Target,
+    Acquire, Acquired, Arrival, HolderId, Mode, Release, RenewBatch, RenewCall, Renewal, Target,
 };
 use leasehold::testing::Call;
 use leasehold::{LeaseState, Loss, ReadLease};
@@ -389,8 +389,8 @@ async fn places_of_both_sides_never_block_each_other() {
         (Quorum::new(stores).expect("enough nodes"), faults)
     });
     let asks = async |(quorum, _): &(Quorum, Vec<Faults>), mode, waited| {
-        let place = Place::new(Duration::from_millis(waited), T);
-        quorum.acquire(acquire(mode, someone()).with_place(Some(place))).await
+        let place = Arrival::new(Duration::from_millis(waited), T);
+        quorum.acquire(acquire(mode, someone()).with_arrival(Some(place))).await
     };
     let holder = someone();
     holds.0.acquire(acquire(Mode::Write, holder)).await.expect("free");

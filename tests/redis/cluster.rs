@@ -1,7 +1,7 @@
 //! A real cluster of three primaries and three replicas.
 
 use super::refused_only;
-use kit::{Cluster, Mode, Proxy, Resp, Server, Stub, eventually, look, rights, within};
+use kit::{Cluster, Mode, Proxy, Resp, Server, Stub, eventually, look, permissions, within};
 use leasehold::store::{Name, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -859,9 +859,9 @@ async fn killed_primary_costs_no_lease_that_its_replica_has() {
 #[tokio::test]
 async fn permissions_of_the_guide_are_enough_for_a_cluster() {
     let cluster = own().await;
-    let (one, more) = (rights::of_one_server(), rights::of_a_cluster());
+    let (one, more) = (permissions::of_one_server(), permissions::of_a_cluster());
     let (plain, sharded) =
-        (rights::of_plain_pubsub(), ["+spublish", "+ssubscribe", "+sunsubscribe"]);
+        (permissions::of_plain_pubsub(), ["+spublish", "+ssubscribe", "+sunsubscribe"]);
     let all = [one, more].concat();
     for (user, without) in [("plain", &sharded[..]), ("sharded", &plain)] {
         let permissions = all.iter().filter(|word| !without.contains(word));

@@ -87,7 +87,7 @@ async fn annotation_changes_nothing_unless_the_holder_has_the_lock() {
 #[tokio::test]
 async fn permissions_of_the_guide_are_enough_for_an_election() {
     let server = Server::start();
-    let mut permissions = kit::rights::of_one_server();
+    let mut permissions = kit::permissions::of_one_server();
     set_user(&server, &permissions);
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     let denied = leases.election("app:n").candidate("a").campaign().await.expect_err("denied");
@@ -96,7 +96,7 @@ async fn permissions_of_the_guide_are_enough_for_an_election() {
     let holder = leases.inspect("app:n").await.expect("allowed").expect("held");
     assert!(holder.metadata.is_none());
     lease.unlock().await.expect("released");
-    permissions.extend(kit::rights::of_elections());
+    permissions.extend(kit::permissions::of_elections());
     set_user(&server, &permissions);
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     server.command(&["ACL", "LOG", "RESET"]);

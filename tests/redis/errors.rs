@@ -381,7 +381,7 @@ fn least_permissions_of_these_tests_are_those_of_the_guide() {
         ["~redisson_lock_token:app:*", "~leasehold_note:app:*", "&redisson_lock__channel:app:*"];
     let mut least = MINIMAL.to_vec();
     least.retain(|word| !braces.contains(word));
-    let mut documented = kit::rights::of_one_server();
+    let mut documented = kit::permissions::of_one_server();
     least.sort_unstable();
     documented.sort_unstable();
     assert_eq!(least, documented);

@@ -160,12 +160,12 @@ fn release_does_not_depend_on_the_line() {
 #[tokio::test]
 async fn permissions_of_the_guide_are_enough_for_a_line() {
     let server = Server::start();
-    let mut permissions = kit::rights::of_one_server();
+    let mut permissions = kit::permissions::of_one_server();
     set_user(&server, &permissions);
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     let error = leases.fair_lock("app:n").lock().await.expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    permissions.extend(kit::rights::of_fair_locks());
+    permissions.extend(kit::permissions::of_fair_locks());
     set_user(&server, &permissions);
     let other = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     server.command(&["ACL", "LOG", "RESET"]);

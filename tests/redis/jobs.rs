@@ -47,7 +47,7 @@ async fn job_that_is_done_leaves_one_field_and_a_time_to_live() {
 #[tokio::test]
 async fn permissions_of_the_guide_are_enough_for_jobs() {
     let server = Server::start();
-    set_user(&server, &kit::rights::of_one_server());
+    set_user(&server, &kit::permissions::of_one_server());
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     server.command(&["ACL", "LOG", "RESET"]);
     assert!(matches!(run(&leases, "app:job").await, Once::Ran(7)));

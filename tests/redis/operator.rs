@@ -175,7 +175,7 @@ async fn connections_have_the_names_of_their_manager() {
 #[tokio::test]
 async fn connection_without_permission_for_a_name_works() {
     let server = Server::start();
-    set_user(&server, &kit::rights::of_one_server());
+    set_user(&server, &kit::permissions::of_one_server());
     let leases = builder().prefix("app:").connect(&lease_url(&server)).await.expect("a manager");
     leases.lock("job").lock().await.expect("a lease").unlock().await.expect("a release");
     assert_eq!(connections(&server).into_keys().collect::<Vec<_>>(), [""]);
@@ -190,8 +190,9 @@ fn manager_keys(server: &Server) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holders_of_all_kinds_lead_to_their_process_at_once() {
     let server = Server::start();
-    let permissions = [kit::rights::of_one_server(), kit::rights::of_shared_names()].concat();
-    set_user(&server, &[permissions, kit::rights::of_fair_locks()].concat());
+    let permissions =
+        [kit::permissions::of_one_server(), kit::permissions::of_shared_names()].concat();
+    set_user(&server, &[permissions, kit::permissions::of_fair_locks()].concat());
     let owner = Owner::new("order service").version("1.4.2");
     let described = builder().prefix("app:").describe(owner.clone());
     let leases = described.connect(&lease_url(&server)).await.expect("a manager");
@@ -244,7 +245,7 @@ async fn holders_of_all_kinds_lead_to_their_process_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn manager_without_permission_for_its_key_says_so_once() {
     let (trace, server) = (Trace::of_all_threads(), Server::start());
-    let mut permissions = kit::rights::of_one_server();
+    let mut permissions = kit::permissions::of_one_server();
     permissions.retain(|right| *right != "~app:*");
     permissions.extend(["~app:job*", "~app:leasehold-probe:*"]);
     set_user(&server, &permissions);

@@ -1,7 +1,7 @@
 //! What connecting finds in the settings of real servers.
 
 use kit::trace::Trace;
-use kit::{Cluster, Proxy, Sentinels, Server, eventually, rights, within};
+use kit::{Cluster, Proxy, Sentinels, Server, eventually, permissions, within};
 use leasehold::store::{Check, ConnectOptions, Quorum, RedisStore, Unfit};
 use leasehold::{Builder, Error, ErrorKind, LeaseManager, Preflight};
 use std::error::Error as _;
@@ -123,7 +123,7 @@ async fn info_is_asked_for_once_and_not_at_all_when_off() {
 #[tokio::test]
 async fn user_that_may_not_ask_is_the_one_finding() {
     let server = Server::start_with(&DURABLE);
-    let permissions = rights::of_one_server();
+    let permissions = permissions::of_one_server();
     server.command(&[&["ACL", "SETUSER", "lease", "on", ">secret"], &permissions[..]].concat());
     let url = server.url_as("lease", "secret", 0);
     let builder = here(Preflight::Warn).prefix("app:");

@@ -73,14 +73,14 @@ async fn keys_are_those_of_redisson_and_none_stays() {
 #[tokio::test]
 async fn permissions_of_the_guide_are_enough() {
     let server = Server::start();
-    let mut permissions = kit::rights::of_one_server();
+    let mut permissions = kit::permissions::of_one_server();
     set_user(&server, &permissions);
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     let error = leases.rw_lock("app:rw").read().await.expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     let error = leases.semaphore("app:pool", 2).acquire().await.expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    permissions.extend(kit::rights::of_shared_names());
+    permissions.extend(kit::permissions::of_shared_names());
     set_user(&server, &permissions);
     let other = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     server.command(&["ACL", "LOG", "RESET"]);
@@ -349,7 +349,10 @@ fn permits(server: &Server, name: &str) -> i64 {
 #[tokio::test]
 async fn missing_right_costs_no_permit() {
     let server = Server::start();
-    set_user(&server, &[kit::rights::of_one_server(), kit::rights::of_shared_names()].concat());
+    set_user(
+        &server,
+        &[kit::permissions::of_one_server(), kit::permissions::of_shared_names()].concat(),
+    );
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     let mut names = Vec::new();
     for right in [
@@ -549,7 +552,8 @@ async fn former_sizes_are_kept_as_long_as_the_semaphore() {
 #[tokio::test]
 async fn user_without_del_leaves_no_hash_forever() {
     let server = Server::start();
-    let permissions = [kit::rights::of_one_server(), kit::rights::of_shared_names()].concat();
+    let permissions =
+        [kit::permissions::of_one_server(), kit::permissions::of_shared_names()].concat();
     let without =
         |right| permissions.iter().copied().filter(|word| *word != right).collect::<Vec<_>>();
     for writes in [true, false] {

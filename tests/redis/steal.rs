@@ -153,7 +153,7 @@ async fn old_holder_on_a_cluster_learns_by_its_inbox() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permissions_of_the_guide_are_enough_to_steal() {
     let server = Server::start();
-    set_user(&server, &kit::rights::of_one_server());
+    set_user(&server, &kit::permissions::of_one_server());
     let connect = async || app().ttl(LONG).connect(&lease_url(&server)).await.expect("a manager");
     let (here, there) = (connect().await, connect().await);
     inboxes(&server, 2).await;
@@ -170,8 +170,10 @@ async fn permissions_of_the_guide_are_enough_to_steal() {
 #[tokio::test]
 async fn steal_without_the_permission_for_notes_is_denied() {
     let server = Server::start();
-    let permissions: Vec<&str> =
-        kit::rights::of_one_server().into_iter().filter(|word| !word.contains("note")).collect();
+    let permissions: Vec<&str> = kit::permissions::of_one_server()
+        .into_iter()
+        .filter(|word| !word.contains("note"))
+        .collect();
     set_user(&server, &permissions);
     let leases = app().ttl(LONG).connect(&lease_url(&server)).await.expect("a manager");
     let other = app().ttl(LONG).connect(&lease_url(&server)).await.expect("a manager");

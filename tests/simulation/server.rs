@@ -4,8 +4,8 @@
 
 use super::plan::HoldId;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Annotate, Closed, HolderId, HolderInfo, Mark, Metadata, Mode, Name,
-    Place, Release, Renewal,
+    Absence, Acquire, Acquired, Annotate, Arrival, Closed, HolderId, HolderInfo, Mark, Metadata,
+    Mode, Name, Release, Renewal,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -184,8 +184,8 @@ impl Server {
             }
             Err(absence) if request.converts => (Acquired::NotYours(absence), Deed::Nothing),
             Err(_) => {
-                if let Some(until) = self.refuses(name, mode, request.place, (hold, now)) {
-                    if let (Some(place), Some(side)) = (request.place, side(mode)) {
+                if let Some(until) = self.refuses(name, mode, request.arrival, (hold, now)) {
+                    if let (Some(place), Some(side)) = (request.arrival, side(mode)) {
                         self.queue(name, side, place, (hold, clock));
                     }
                     return held(until);
@@ -231,7 +231,7 @@ impl Server {
         &mut self,
         name: &Name,
         mode: Mode,
-        place: Option<Place>,
+        place: Option<Arrival>,
         (hold, now): (HoldId, u64),
     ) -> Option<u64> {
         let clock = self.clock(now);
@@ -260,7 +260,7 @@ impl Server {
     }
 
     /// Only its own requests keep a place. A later waiter of its client takes it over, and then it is that one's.
-    fn queue(&mut self, name: &Name, side: usize, place: Place, (hold, clock): (HoldId, u64)) {
+    fn queue(&mut self, name: &Name, side: usize, place: Arrival, (hold, clock): (HoldId, u64)) {
         if place.kept.is_zero() {
             return;
         }

@@ -8,8 +8,8 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    About, Absence, Acquire, Acquired, Annotate, Capabilities, Ends, ForceRelease, HolderId,
-    Inspect, Inspection, Mode, Name, Place, Release, Released, RenewBatch, RenewCall, Renewal,
+    About, Absence, Acquire, Acquired, Annotate, Arrival, Capabilities, Ends, ForceRelease,
+    HolderId, Inspect, Inspection, Mode, Name, Release, Released, RenewBatch, RenewCall, Renewal,
     Renewed, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
 };
 use leasehold::{Error, ErrorKind, Result};
@@ -415,7 +415,7 @@ impl Client {
     fn release_arrival(&self, request: Release) -> StoreFuture<Released> {
         let Target { name, mode, .. } = request.target;
         if !matches!(mode, Mode::Read | Mode::Write) {
-            return Box::pin(std::future::ready(Err(Place::unsupported())));
+            return Box::pin(std::future::ready(Err(Arrival::unsupported())));
         }
         let hold = self.hold(request.holder);
         let what = self.words(format_args!("leave {name} {hold:?} {mode:?}"));

@@ -7,7 +7,7 @@
 
 use super::model::{BLOCK, Memory, Redis, Subject, TIMEOUT, TTL};
 use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Inspect, Mode, Name, Place,
+    Absence, Acquire, Acquired, Arrival, Fencing, ForceRelease, HolderId, Inspect, Mode, Name,
     Release, Released, RenewBatch, RenewCall, Renewal, Target,
 };
 use proptest::prelude::*;
@@ -294,8 +294,8 @@ impl<'a> Trial<'a> {
         match *op {
             Op::Acquire { who, side, waited } => {
                 let waited = waited.map(Duration::from_secs);
-                let place = waited.map(|waited| Place::new(waited, TTL));
-                self.acquire((who, side), |request| request.with_place(place))
+                let place = waited.map(|waited| Arrival::new(waited, TTL));
+                self.acquire((who, side), |request| request.with_arrival(place))
             }
             Op::Convert { who, side } => {
                 self.acquire((who, side), |request| request.with_converts(true))
@@ -446,8 +446,8 @@ fn who_waits_behind_two_that_are_gone_is_served(subject: &dyn Subject) {
     let (began, label) = (now(), subject.label());
     let ask = |who, side, before: u64| {
         let waited = Duration::from_millis(before) + now().duration_since(began);
-        let place = Some(Place::new(waited, KEPT));
-        trial.acquire((who, side), |request| request.with_place(place)).expect("an answer")
+        let place = Some(Arrival::new(waited, KEPT));
+        trial.acquire((who, side), |request| request.with_arrival(place)).expect("an answer")
     };
     let writer = trial.acquire((0, Side::Write), |request| request).expect("an answer");
     assert!(matches!(writer, Verdict::Granted(_)), "{label}: {writer:?}");

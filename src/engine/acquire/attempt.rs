@@ -46,7 +46,7 @@ impl<'a> Attempt<'a> {
         set: Option<&SetCall>,
         now: Instant,
     ) {
-        if request.takes_place() {
+        if request.keeps_arrival() {
             self.sweep.placed = true;
             self.core.queue.claim_arrival(&request.target.name);
         }

@@ -29,7 +29,7 @@ use super::shared::served::{self, Timed, Unanswered};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
-use crate::store::{Acquire, Acquired, HolderId, Line, Mode, Name, Place, Target};
+use crate::store::{Acquire, Acquired, Arrival, HolderId, Line, Mode, Name, Target};
 use crate::util::trace::{self, QuietSpan};
 use attempt::Attempt;
 use set::SetCall;
@@ -82,7 +82,7 @@ pub(crate) async fn acquire_as<'a>(
 ) -> Result<Option<Claim<'a>>> {
     options.check(&core.can, mode)?;
     // Where the store has a queue of its own, all locks are fair.
-    let fair = options.is_fair() && core.can.line == Line::Places;
+    let fair = options.is_fair() && core.can.line == Line::Arrivals;
     let _call = core.life.begin_call();
     // A call that is always ready must not starve other tasks of its thread.
     consume_budget().await;
@@ -735,11 +735,11 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         Acquire::new(self.target(), holder, core.ttl_of(self.options), core.timing.attempt)
             .with_fencing(core.fencing(self.mode))
-            .with_place(self.arrival())
+            .with_arrival(self.arrival())
     }
 
     /// Returns its arrival, for the order of the waiters of all processes.
-    fn arrival(&self) -> Option<Place> {
+    fn arrival(&self) -> Option<Arrival> {
         let core = self.core;
         let ordered = match self.mode {
             Mode::Exclusive => self.fair,
@@ -749,11 +749,11 @@ impl<'core> AcquireLoop<'_, 'core> {
         ordered.then(|| {
             if self.once {
                 // It passes no waiter, and the store keeps nothing of it.
-                return Place::new(Duration::ZERO, Duration::ZERO);
+                return Arrival::new(Duration::ZERO, Duration::ZERO);
             }
             let waited = core.now().saturating_duration_since(self.start);
             let left = self.longest_wait.saturating_sub(waited);
-            Place::new(waited, core.arrival_kept(self.mode).min(left))
+            Arrival::new(waited, core.arrival_kept(self.mode).min(left))
         })
     }
 

@@ -48,7 +48,7 @@ impl Flush<'_> {
         let arrival = if mark.is_none() { line::next_arrival(core, hold) } else { None };
         self.placed |= arrival.is_some_and(|arrival| !arrival.kept.is_zero());
         let request = Release::new(hold.target(), hold.holder, 0, core.timing.attempt)
-            .with_place(arrival)
+            .with_arrival(arrival)
             .with_keep(mark);
         self.flight = Some(calls::release(self.core, request));
     }

@@ -358,7 +358,7 @@ impl<H: Clone + PartialEq> NameState<H> {
             waiter.pulse = pulse;
             waiter.listens = false;
             // A waiter that comes back is at its place again: turns behind it that are not taken up are offered once more.
-            let behind = contention.offers.take_turns_behind(waiter_no);
+            let behind = contention.offers.remove_turns_behind(waiter_no);
             for number in &behind {
                 self.occupants.take(*number);
             }

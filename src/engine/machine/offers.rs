@@ -69,7 +69,7 @@ impl<H> Offers<H> {
     }
 
     /// Removes the turns that are offered to waiters behind this one. Returns their numbers.
-    pub(super) fn take_turns_behind(&mut self, waiter_no: u64) -> Vec<u64> {
+    pub(super) fn remove_turns_behind(&mut self, waiter_no: u64) -> Vec<u64> {
         let mut turns = Vec::new();
         self.0.retain(|(other, offer)| match offer {
             Offer::Turn(number) if *other > waiter_no => {

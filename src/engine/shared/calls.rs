@@ -7,9 +7,9 @@ use super::queue::Queue;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    About, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Inbox, Inspect, Inspection,
-    Line, Mode, Name, Note, Place, Reason, Release, Released, Resize, SetVerdicts, StoreFuture,
-    Target, Wait, WaitingManager, Wakeups, Want, failed,
+    About, Acquire, Acquired, Arrival, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
+    Inspection, Line, Mode, Name, Note, Reason, Release, Released, Resize, SetVerdicts,
+    StoreFuture, Target, Wait, WaitingManager, Wakeups, Want, failed,
 };
 use crate::util::trace;
 use std::future::{Future, poll_fn};
@@ -165,7 +165,7 @@ pub(crate) async fn subscribe(
 
 /// Refuses a place in a line, if the store orders the waiters of several managers in no way.
 pub(super) fn check_line(can: &Capabilities) -> Result<()> {
-    if can.line == Line::Unordered { Err(Place::unsupported()) } else { Ok(()) }
+    if can.line == Line::Unordered { Err(Arrival::unsupported()) } else { Ok(()) }
 }
 
 /// Asks the store for the managers in the line of a name.

@@ -1,6 +1,6 @@
 //! The arrivals of this process in the line of a name, for fair locks.
 //!
-//! A store with [`Line::Places`](crate::store::Line::Places) orders the processes by the time at which the oldest waiter of
+//! A store with [`Line::Arrivals`](crate::store::Line::Arrivals) orders the processes by the time at which the oldest waiter of
 //! each arrived; the queue orders the waiters of one process.
 //!
 //! # Invariants
@@ -22,7 +22,7 @@ use super::job::Job;
 use crate::clock::Instant;
 use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::mode;
-use crate::store::{HolderId, Mode, Name, Place, Release, Target};
+use crate::store::{Arrival, HolderId, Mode, Name, Release, Target};
 use crate::util::trace;
 use std::sync::Arc;
 use tracing::Level;
@@ -43,21 +43,21 @@ impl Drop for OpenArrival<'_> {
 }
 
 /// Returns the arrival that the release of a hold records for the next waiter; `None` if neither is fair.
-pub(in crate::engine) fn next_arrival(core: &Core, hold: &Hold) -> Option<Place> {
+pub(in crate::engine) fn next_arrival(core: &Core, hold: &Hold) -> Option<Arrival> {
     if !core.queue.is_fair() || !mode::has_line(hold.mode) {
         return None;
     }
     match core.queue.next_arrival(&hold.name, core.now()) {
         Some(arrived) => Some(arrival_of(core, arrived)),
         None if hold.handoff_scope() == HandoffScope::Plain => None,
-        None => Some(Place::default()),
+        None => Some(Arrival::default()),
     }
 }
 
 /// Returns the arrival of a waiter of a fair lock, for a request.
-pub(in crate::engine) fn arrival_of(core: &Core, arrived: Instant) -> Place {
+pub(in crate::engine) fn arrival_of(core: &Core, arrived: Instant) -> Arrival {
     let waited = core.now().saturating_duration_since(arrived);
-    Place::new(waited, core.arrival_kept(Mode::Exclusive))
+    Arrival::new(waited, core.arrival_kept(Mode::Exclusive))
 }
 
 /// Keeps the arrival that the release of a hold recorded open for the next waiter, or gives it up if there is none any more.
@@ -94,7 +94,7 @@ pub(in crate::engine) async fn leave(
 ) {
     let name = target.name.clone();
     let next = next.map(|arrived| arrival_of(core, arrived));
-    let request = Release::arrival(target, holder, core.timing.attempt).with_place(next);
+    let request = Release::arrival(target, holder, core.timing.attempt).with_arrival(next);
     let left = calls::ask(core, || core.store.release(request)).await;
     if let Err(error) = left {
         trace::later(

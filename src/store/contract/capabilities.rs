@@ -63,12 +63,12 @@ pub struct Capabilities {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Line {
-    /// In no order. A request with a [`Place`](crate::store::Place) is [`Unsupported`](crate::ErrorKind::Unsupported).
+    /// In no order. A request with a [`Arrival`](crate::store::Arrival) is [`Unsupported`](crate::ErrorKind::Unsupported).
     #[default]
     Unordered,
-    /// By the [`Place`](crate::store::Place) of their requests, for those that have one; see the
+    /// By the [`Arrival`](crate::store::Arrival) of their requests, for those that have one; see the
     /// [contract](crate::store::Store#lines).
-    Places,
+    Arrivals,
     /// By a queue of the store itself, which every waiter enters when it [subscribes](crate::store::Store::subscribe).
     /// The requests of a fair lock are those of a plain one.
     Queue,

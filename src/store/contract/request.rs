@@ -56,7 +56,7 @@ pub struct Acquire {
     /// store must not change the mode of a holder, because the request may be a late copy of an earlier one.
     pub converts: bool,
     /// The place in the order of waiters; `None` for a request that takes no part in that order.
-    pub place: Option<Place>,
+    pub arrival: Option<Arrival>,
     /// Takes the name from another holder, in [`Mode::Exclusive`](crate::store::Mode::Exclusive) and without a place. Only for
     /// a store with [`Capabilities::steals`](crate::store::Capabilities::steals).
     pub steal: Option<Box<Steal>>,
@@ -75,7 +75,7 @@ pub struct Acquire {
 /// name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Place {
+pub struct Arrival {
     /// How long the waiter has waited.
     pub waited: Duration,
     /// The time for which the store remembers the place after the last request: a waiter may be gone. Zero for a call that
@@ -83,7 +83,7 @@ pub struct Place {
     pub kept: Duration,
 }
 
-impl Place {
+impl Arrival {
     /// Creates the place of a waiter that has waited for `waited`; the store remembers it for `kept`.
     #[must_use]
     pub fn new(waited: Duration, kept: Duration) -> Self {
@@ -109,7 +109,7 @@ impl Acquire {
             fencing: None,
             timeout,
             converts: false,
-            place: None,
+            arrival: None,
             steal: None,
         }
     }
@@ -126,10 +126,10 @@ impl Acquire {
         Self { converts, ..self }
     }
 
-    /// Sets the [`place`](Self::place).
+    /// Sets the [`arrival`](Self::arrival).
     #[must_use]
-    pub fn with_place(self, place: Option<Place>) -> Self {
-        Self { place, ..self }
+    pub fn with_arrival(self, arrival: Option<Arrival>) -> Self {
+        Self { arrival, ..self }
     }
 
     /// Sets the holder to [take](Self::steal) the name from.
@@ -145,8 +145,8 @@ impl Acquire {
     }
 
     /// Returns whether a refusal takes a place in the order of waiters.
-    pub(crate) fn takes_place(&self) -> bool {
-        self.place.is_some_and(|place| !place.kept.is_zero())
+    pub(crate) fn keeps_arrival(&self) -> bool {
+        self.arrival.is_some_and(|arrival| !arrival.kept.is_zero())
     }
 
     /// Returns the name, for a store that has no mode but [`Mode::Exclusive`](crate::store::Mode::Exclusive), keeps
@@ -172,8 +172,8 @@ impl Acquire {
 
     /// Refuses a place in the [line](crate::store::Store#lines) of a name, for a store that keeps none.
     pub(crate) fn require_no_line(&self) -> Result<()> {
-        match (self.target.mode, self.place) {
-            (Mode::Exclusive, Some(_)) => Err(Place::unsupported()),
+        match (self.target.mode, self.arrival) {
+            (Mode::Exclusive, Some(_)) => Err(Arrival::unsupported()),
             _ => Ok(()),
         }
     }
@@ -197,11 +197,11 @@ pub struct Release {
     /// A store with a [line](crate::store::Store#lines) enters it in the same step, if this request releases the name.
     /// Then [`Released::Done`](crate::store::Released::Done) counts no listeners while another manager waits in the
     /// line: the line orders them. If the request gives up an arrival in a line, this place replaces it.
-    pub place: Option<Place>,
+    pub arrival: Option<Arrival>,
     /// Keeps the name closed, if this request releases it, for a hold in
     /// [`Mode::Exclusive`](crate::store::Mode::Exclusive); in any other mode it is
     /// [`Unsupported`](ErrorKind::Unsupported). Only for a store with
-    /// [`Capabilities::keeps`](crate::store::Capabilities::keeps). [`place`](Self::place) is `None` then.
+    /// [`Capabilities::keeps`](crate::store::Capabilities::keeps). [`arrival`](Self::arrival) is `None` then.
     pub keep: Option<Keep>,
 }
 
@@ -211,7 +211,7 @@ pub struct Release {
 pub enum Ends {
     /// A hold, or a part of its count.
     Hold,
-    /// The arrival of a waiter, which may have a [`Place`] in the order of waiters. The count is 0.
+    /// The arrival of a waiter, which may have a [`Arrival`] in the order of waiters. The count is 0.
     Arrival,
 }
 
@@ -219,16 +219,16 @@ impl Release {
     /// Creates a request that records a hold count; 0 releases the name.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, count: u32, timeout: Duration) -> Self {
-        Self { target, holder, ends: Ends::Hold, count, timeout, place: None, keep: None }
+        Self { target, holder, ends: Ends::Hold, count, timeout, arrival: None, keep: None }
     }
 
-    /// Creates a request that gives up the [`Place`] that a request of `holder` may have taken.
+    /// Creates a request that gives up the [`Arrival`] that a request of `holder` may have taken.
     #[must_use]
     pub fn arrival(target: Target, holder: HolderId, timeout: Duration) -> Self {
         Self { ends: Ends::Arrival, ..Self::new(target, holder, 0, timeout) }
     }
 
-    /// Refuses to give up an arrival, for a store that keeps no [`Place`].
+    /// Refuses to give up an arrival, for a store that keeps no [`Arrival`].
     ///
     /// # Errors
     ///
@@ -236,14 +236,14 @@ impl Release {
     pub fn require_hold(&self) -> Result<()> {
         match self.ends {
             Ends::Hold => Ok(()),
-            Ends::Arrival => Err(Place::unsupported()),
+            Ends::Arrival => Err(Arrival::unsupported()),
         }
     }
 
-    /// Sets the [`place`](Self::place) of the next waiter.
+    /// Sets the [`arrival`](Self::arrival) of the next waiter.
     #[must_use]
-    pub fn with_place(self, place: Option<Place>) -> Self {
-        Self { place, ..self }
+    pub fn with_arrival(self, arrival: Option<Arrival>) -> Self {
+        Self { arrival, ..self }
     }
 
     /// Sets the mark that [keeps](Self::keep) the name closed.
@@ -410,7 +410,7 @@ pub enum About {
     Holders,
     /// The managers in its [line](crate::store::Store#lines):
     /// [`Inspection::line`](crate::store::Inspection::line). [`Unsupported`](ErrorKind::Unsupported) without
-    /// [`Line::Places`](crate::store::Line::Places).
+    /// [`Line::Arrivals`](crate::store::Line::Arrivals).
     Line,
     /// The last note about it, if it was left for this holder:
     /// [`Inspection::note`](crate::store::Inspection::note). A store without notes returns an empty answer.
@@ -434,7 +434,7 @@ impl Inspect {
     #[must_use]
     pub fn unsupported(&self) -> Error {
         match self.about {
-            About::Line => Place::unsupported(),
+            About::Line => Arrival::unsupported(),
             About::Holders | About::Note(_) => Error::new(
                 ErrorKind::Unsupported,
                 "the store does not answer this question about a name",

@@ -4,7 +4,7 @@ use super::State;
 use super::waiter::{Waiter, arrived};
 use super::wake::wake;
 use crate::clock::Instant;
-use crate::store::{Acquire, Acquired, HolderId, Name, Place, Release, WaitingManager};
+use crate::store::{Acquire, Acquired, Arrival, HolderId, Name, Release, WaitingManager};
 use std::time::Duration;
 
 /// The places in a line, in no order: there are as many as managers that wait.
@@ -37,29 +37,29 @@ impl Queue {
     pub(super) fn ahead_of(
         &mut self,
         holder: HolderId,
-        place: Place,
+        arrival: Arrival,
         now: Instant,
     ) -> Option<Duration> {
         self.is_live(now);
-        let own = self.arrival(holder, place, now);
+        let own = self.arrival(holder, arrival, now);
         let first = self.first_but(holder, now).filter(|first| first.arrived < own)?;
         Some(first.until.saturating_duration_since(now))
     }
 
     /// Returns the arrival of the waiter that asks: a repeated request never makes it later.
-    fn arrival(&self, holder: HolderId, place: Place, now: Instant) -> i128 {
+    fn arrival(&self, holder: HolderId, arrival: Arrival, now: Instant) -> i128 {
         let own = self.0.iter().find(|waiter| waiter.holder == holder);
-        let arrived = arrived(Some(place), now);
+        let arrived = arrived(Some(arrival), now);
         own.map_or(arrived, |own| own.arrived.min(arrived))
     }
 
     /// Takes the place of a manager, or refreshes it. Returns the arrival of an earlier waiter of it that had the place.
-    fn enter(&mut self, holder: HolderId, place: Place, now: Instant) -> Option<i128> {
-        if place.kept.is_zero() {
+    fn enter(&mut self, holder: HolderId, arrival: Arrival, now: Instant) -> Option<i128> {
+        if arrival.kept.is_zero() {
             return None;
         }
-        let arrived = self.arrival(holder, place, now);
-        let until = now + place.kept;
+        let arrived = self.arrival(holder, arrival, now);
+        let until = now + arrival.kept;
         let entry = Waiter { holder, arrived, until };
         match self.0.iter_mut().find(|waiter| waiter.is_of(holder)) {
             None => self.0.push(entry),
@@ -79,7 +79,7 @@ impl Queue {
 
     /// Ends the place of a manager, or gives it to its next waiter, unless a later waiter of it has taken it over. Returns
     /// whether there was one.
-    fn leave(&mut self, holder: HolderId, next: Option<Place>, now: Instant) -> bool {
+    fn leave(&mut self, holder: HolderId, next: Option<Arrival>, now: Instant) -> bool {
         let its = self.0.iter().position(|waiter| waiter.is_of(holder));
         if let Some(at) = its
             && self.0[at].holder.number() <= holder.number()
@@ -107,7 +107,7 @@ impl Queue {
 pub(super) fn acquire_in_line(
     state: &mut State,
     request: &Acquire,
-    place: Place,
+    arrival: Arrival,
     now: Instant,
 ) -> Acquired {
     let name = &request.target.name;
@@ -115,7 +115,7 @@ pub(super) fn acquire_in_line(
     let is_free = state.entry(name, now).is_none();
     let mut line = state.lines.remove(name).unwrap_or_default();
     let mut wakes = false;
-    let verdict = match line.ahead_of(holder, place, now).filter(|_| is_free) {
+    let verdict = match line.ahead_of(holder, arrival, now).filter(|_| is_free) {
         Some(left) => Acquired::held(Some(left)),
         None => state.acquire_exclusive(request, now),
     };
@@ -125,7 +125,7 @@ pub(super) fn acquire_in_line(
             verdict.with_oldest(line.oldest_but(holder, now))
         }
         Acquired::Held { .. } | Acquired::NotYours(_) => {
-            let before = line.enter(holder, place, now);
+            let before = line.enter(holder, arrival, now);
             // The first may have been refused by that place, which is behind it now.
             wakes = is_free && before.is_some_and(|it| line.is_first_after(it, holder, now));
             verdict
@@ -149,7 +149,7 @@ pub(super) fn leave(
     state: &mut State,
     name: &Name,
     holder: HolderId,
-    next: Option<Place>,
+    next: Option<Arrival>,
     now: Instant,
 ) {
     let Some(mut line) = state.lines.remove(name) else { return };
@@ -162,10 +162,10 @@ pub(super) fn leave(
 
 /// Enters the place of the next waiter after a release. Returns whether another manager waits in the line.
 pub(super) fn released_in_line(state: &mut State, request: &Release, now: Instant) -> bool {
-    let Some(place) = request.place else { return false };
+    let Some(arrival) = request.arrival else { return false };
     let name = &request.target.name;
     let mut line = state.lines.remove(name).unwrap_or_default();
-    _ = line.enter(request.holder, place, now);
+    _ = line.enter(request.holder, arrival, now);
     let others = line.oldest_but(request.holder, now).is_some();
     keep_line(state, name, line);
     others

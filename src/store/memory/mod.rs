@@ -216,8 +216,8 @@ impl State {
         let mode = request.target.mode;
         self.shared_as(name, mode.kind(), now)?;
         match mode {
-            Mode::Exclusive => match request.place {
-                Some(place) => Ok(line::acquire_in_line(self, request, place, now)),
+            Mode::Exclusive => match request.arrival {
+                Some(arrival) => Ok(line::acquire_in_line(self, request, arrival, now)),
                 None => Ok(self.acquire_exclusive(request, now)),
             },
             Mode::Read | Mode::Write | Mode::Permits { .. } => {

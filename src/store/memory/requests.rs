@@ -34,7 +34,7 @@ pub(super) fn release_arrival(
 ) -> Result<Released> {
     let Target { name, mode } = &request.target;
     match mode {
-        Mode::Exclusive => leave(state, name, request.holder, request.place, now),
+        Mode::Exclusive => leave(state, name, request.holder, request.arrival, now),
         Mode::Read | Mode::Write => {
             let shared = state.shared_as(name, mode.kind(), now)?;
             if shared.is_some_and(|shared| shared.leave(request.holder, *mode)) {

@@ -227,13 +227,13 @@ impl Shared {
 
     /// Returns when the waiter arrived: as its manager said first, if it has the place of its side.
     fn arrival(&self, side: usize, request: &Acquire, now: Instant) -> i128 {
-        let arrived = arrived(request.place, now);
+        let arrived = arrived(request.arrival, now);
         let own = self.line[side].filter(|waiter| {
             waiter.until > now
                 && waiter.is_of(request.holder)
                 && waiter.holder.number() == request.holder.number()
         });
-        match own.filter(|_| request.place.is_some()) {
+        match own.filter(|_| request.arrival.is_some()) {
             Some(waiter) => waiter.arrived.min(arrived),
             None => arrived,
         }
@@ -241,14 +241,16 @@ impl Shared {
 
     /// Takes or keeps the place of a side. That of another manager is left alone, unless it is younger.
     fn queue(&mut self, request: &Acquire, now: Instant) {
-        let (Some(side), Some(place)) = (side(request.target.mode), request.place) else { return };
-        if place.kept.is_zero() {
+        let (Some(side), Some(arrival)) = (side(request.target.mode), request.arrival) else {
+            return;
+        };
+        if arrival.kept.is_zero() {
             return;
         }
         let holder = request.holder;
         let arrived = self.arrival(side, request, now);
         let first = self.line[side].filter(|waiter| waiter.until > now);
-        let mut until = now + place.kept;
+        let mut until = now + arrival.kept;
         match first {
             Some(first) if first.is_of(holder) => {
                 match first.holder.number().cmp(&holder.number()) {
@@ -267,10 +269,10 @@ impl Shared {
     /// name now: a later waiter came after some of them.
     pub(super) fn leave(&mut self, holder: HolderId, mode: Mode) -> bool {
         let Some(side) = side(mode) else { return false };
-        let Some(place) = self.line[side].filter(|waiter| waiter.is_of(holder)) else {
+        let Some(arrival) = self.line[side].filter(|waiter| waiter.is_of(holder)) else {
             return false;
         };
-        if place.holder.number() <= holder.number() {
+        if arrival.holder.number() <= holder.number() {
             self.line[side] = None;
         }
         match side {

@@ -26,7 +26,7 @@ impl Store for MemoryStore {
         Capabilities::default()
             .with_announces(false)
             .with_steals(true)
-            .with_line(Line::Places)
+            .with_line(Line::Arrivals)
             .with_keeps(true)
             .with_own_ttl(true)
             .with_mode(Mode::Read)

@@ -1,7 +1,7 @@
 //! A manager that waits in an order: in a line, or between readers and writers.
 
 use crate::clock::Instant;
-use crate::store::{HolderId, Place};
+use crate::store::{Arrival, HolderId};
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +26,8 @@ impl Waiter {
 }
 
 /// Returns when the waiter with this place arrived; `now` if it has none.
-pub(super) fn arrived(place: Option<Place>, now: Instant) -> i128 {
-    let waited = place.map_or(Duration::ZERO, |place| place.waited);
+pub(super) fn arrived(arrival: Option<Arrival>, now: Instant) -> i128 {
+    let waited = arrival.map_or(Duration::ZERO, |arrival| arrival.waited);
     let nanos = |duration: Duration| i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);
     nanos(now.saturating_duration_since(Instant::ZERO)) - nanos(waited)
 }

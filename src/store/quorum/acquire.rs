@@ -11,7 +11,7 @@ use super::tally::{Tally, describe_acquired, granted, remaining};
 use super::{Inner, node_limit, stale};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
-use crate::store::{Acquire, Acquired, Mark, Mode, Place, Release, StoreFuture, failed};
+use crate::store::{Acquire, Acquired, Arrival, Mark, Mode, Release, StoreFuture, failed};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -110,7 +110,7 @@ async fn run_ballot(inner: &Arc<Inner>, request: &Acquire) -> Outcome {
     let holder = inner.holds.holder_for(request.holder);
     let living = inner.holds.living(request.holder);
     let key_nodes = living.as_ref().map(|held| held.key_nodes.clone()).unwrap_or_default();
-    let place = request.place.map(|place| place_at_node(request.target.mode, place));
+    let arrival = request.arrival.map(|arrival| arrival_at_node(request.target.mode, arrival));
     // Before the first send: the deadline counts from here.
     let sent = inner.clock.now();
     let (decision, ballot) = Ballot::new(sent);
@@ -120,7 +120,7 @@ async fn run_ballot(inner: &Arc<Inner>, request: &Acquire) -> Outcome {
         let request = Acquire {
             target,
             holder,
-            place,
+            arrival,
             fencing: None,
             steal: None,
             timeout: limit,
@@ -207,10 +207,10 @@ fn refuse(inner: &Arc<Inner>, limit: Duration) -> Option<Error> {
 /// Nodes that keep both sides in an order can disagree about it: with one that lets the reader go first and one that lets the
 /// writer go first, none of them gets a majority. So they keep the places of writers only. A reader waits for the writers that came
 /// before it, and no writer waits for a reader that has not been granted the name.
-fn place_at_node(mode: Mode, place: Place) -> Place {
+fn arrival_at_node(mode: Mode, arrival: Arrival) -> Arrival {
     match mode {
-        Mode::Read => Place::new(place.waited, Duration::ZERO),
-        _ => place,
+        Mode::Read => Arrival::new(arrival.waited, Duration::ZERO),
+        _ => arrival,
     }
 }
 

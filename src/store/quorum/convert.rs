@@ -55,7 +55,7 @@ pub(super) async fn convert(inner: Arc<Inner>, request: Acquire) -> Result<Acqui
             target,
             holder,
             fencing: None,
-            place: None,
+            arrival: None,
             steal: None,
             timeout: limit,
             ..request

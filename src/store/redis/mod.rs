@@ -269,7 +269,7 @@ impl Store for RedisStore {
             .with_longest_fence_block(LONGEST_FENCE_BLOCK)
             .with_renewal_batch(BATCH_SIZE)
             .with_steals(true)
-            .with_line(Line::Places)
+            .with_line(Line::Arrivals)
             .with_keeps(true)
             .with_own_ttl(true)
             .with_mode(Mode::Read)

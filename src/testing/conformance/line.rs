@@ -3,7 +3,7 @@
 use super::party::*;
 use crate::error::{ErrorKind, Fate, Result};
 use crate::store::{
-    About, Acquired, Inspect, Keep, Line, Mark, Name, Place, Release, Released, Wait,
+    About, Acquired, Arrival, Inspect, Keep, Line, Mark, Name, Release, Released, Wait,
     WaitingManager,
 };
 use crate::testing::Harness;
@@ -12,18 +12,18 @@ use tokio::time::timeout;
 
 /// Returns whether the store keeps places.
 fn has_line(party: &Party<'_>) -> bool {
-    party.store.capabilities().line == Line::Places
+    party.store.capabilities().line == Line::Arrivals
 }
 
 /// A place that is kept for long, and one of a call that does not wait.
-fn waits(seconds: u64) -> Place {
-    Place::new(Duration::from_secs(seconds), LONG)
+fn waits(seconds: u64) -> Arrival {
+    Arrival::new(Duration::from_secs(seconds), LONG)
 }
 
-const TRIES: Place = Place { waited: Duration::ZERO, kept: Duration::ZERO };
+const TRIES: Arrival = Arrival { waited: Duration::ZERO, kept: Duration::ZERO };
 
-async fn asks(party: &Party<'_>, arrival: Place) -> Result<Acquired> {
-    party.store.acquire(party.request().with_place(Some(arrival))).await
+async fn asks(party: &Party<'_>, arrival: Arrival) -> Result<Acquired> {
+    party.store.acquire(party.request().with_arrival(Some(arrival))).await
 }
 
 async fn leaves(party: &Party<'_>) -> Result<Released> {
@@ -31,9 +31,9 @@ async fn leaves(party: &Party<'_>) -> Result<Released> {
 }
 
 /// Gives up the place, or gives it to the next waiter of the manager.
-async fn leaves_to(party: &Party<'_>, next: Option<Place>) -> Result<Released> {
+async fn leaves_to(party: &Party<'_>, next: Option<Arrival>) -> Result<Released> {
     let release = Release::arrival(party.target(), party.holder, PATIENCE);
-    party.store.release(release.with_place(next)).await
+    party.store.release(release.with_arrival(next)).await
 }
 
 /// Checks that it was done, whether there was a place or not.
@@ -166,7 +166,7 @@ pub async fn requests_with_an_arrival_may_run_twice_and_late(harness: &dyn Harne
     assert_eq!(released(holder.release(0).await), None);
 }
 
-/// See [`Release::place`].
+/// See [`Release::arrival`].
 pub async fn release_records_the_arrival_of_the_next_waiter(harness: &dyn Harness) {
     let name = unique("line-release");
     let [holder, other, third] = three(harness, &name).await;
@@ -175,7 +175,7 @@ pub async fn release_records_the_arrival_of_the_next_waiter(harness: &dyn Harnes
     }
     let gives = async |arrival| {
         let release = Release::new(holder.target(), holder.holder, 0, PATIENCE);
-        holder.store.release(release.with_place(Some(arrival))).await
+        holder.store.release(release.with_arrival(Some(arrival))).await
     };
     granted(asks(&holder, waits(0)).await);
     held(asks(&other, waits(10)).await);
@@ -196,7 +196,7 @@ pub async fn release_records_the_arrival_of_the_next_waiter(harness: &dyn Harnes
     left(leaves(&other).await);
     // Without a next waiter it takes none.
     granted(asks(&third, waits(0)).await);
-    let release = Release::new(third.target(), third.holder, 0, PATIENCE).with_place(Some(TRIES));
+    let release = Release::new(third.target(), third.holder, 0, PATIENCE).with_arrival(Some(TRIES));
     assert_eq!(released(third.store.release(release).await), None);
     assert!(line(&third).await.expect("an answer").is_empty());
 }
@@ -231,7 +231,7 @@ pub async fn arrival_lapses_by_itself(harness: &dyn Harness) {
     }
     let kept = harness.ttl();
     granted(asks(&holder, waits(0)).await);
-    held(asks(&dead, Place::new(LONG, kept)).await);
+    held(asks(&dead, Arrival::new(LONG, kept)).await);
     assert_eq!(released(holder.release(0).await), None);
     let left = held(asks(&other, waits(1)).await).expect("until the place lapses");
     assert!(left <= kept, "{left:?}");
@@ -265,7 +265,7 @@ pub async fn arrival_that_moves_back_wakes_the_first(harness: &dyn Harness) {
     assert_eq!(released(first.release(0).await), None);
 }
 
-/// See [`Release::place`].
+/// See [`Release::arrival`].
 pub async fn arrival_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness) {
     let name = unique("line-next");
     let [holder, gone, younger] = three(harness, &name).await;

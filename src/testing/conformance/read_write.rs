@@ -2,7 +2,7 @@
 
 use super::party::*;
 use crate::error::Result;
-use crate::store::{Absence, Acquired, Mode, Place, Release, Released, Wait};
+use crate::store::{Absence, Acquired, Arrival, Mode, Release, Released, Wait};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -186,11 +186,11 @@ fn can_lose_changes(party: &Party<'_>) -> bool {
 
 /// Asks with a place that is kept for `kept`, as a waiter that has waited for so many milliseconds.
 async fn asks(party: &Party<'_>, waited: u64, kept: Duration) -> Result<Acquired> {
-    let arrival = Place::new(Duration::from_millis(waited), kept);
-    party.store.acquire(party.request().with_place(Some(arrival))).await
+    let arrival = Arrival::new(Duration::from_millis(waited), kept);
+    party.store.acquire(party.request().with_arrival(Some(arrival))).await
 }
 
-/// See [`Place`]. A store that keeps no places may grant in any order, as far as the modes allow.
+/// See [`Arrival`]. A store that keeps no places may grant in any order, as far as the modes allow.
 pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
     let name = unique("rw-line");
     let reads = Party::of(harness, &name, Mode::Read).await;
@@ -227,7 +227,7 @@ fn keeps_arrivals(party: &Party<'_>) -> bool {
     party.store.capabilities().time_left && party.harness.keeps_arrivals_of_readers()
 }
 
-/// See [`Place`]. A younger waiter of the same side does not keep the place of one that is gone.
+/// See [`Arrival`]. A younger waiter of the same side does not keep the place of one that is gone.
 pub async fn arrival_lapses_with_its_own_waiter(harness: &dyn Harness) {
     let name = unique("rw-gone");
     let holder = Party::of(harness, &name, Mode::Write).await;
@@ -247,7 +247,7 @@ pub async fn arrival_lapses_with_its_own_waiter(harness: &dyn Harness) {
     granted(asks(&writes, 500, LONG).await);
 }
 
-/// See [`Place`]. What a waiter said first counts, so that two that arrive together do not refuse each other.
+/// See [`Arrival`]. What a waiter said first counts, so that two that arrive together do not refuse each other.
 pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
     let name = unique("rw-pair");
     let holder = Party::of(harness, &name, Mode::Write).await;

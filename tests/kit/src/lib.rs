@@ -19,6 +19,7 @@ pub mod look;
 #[cfg(target_os = "linux")]
 pub mod namespaces;
 pub mod order;
+pub mod permissions;
 pub mod pipe;
 pub mod polled;
 #[cfg(target_os = "linux")]
@@ -26,7 +27,6 @@ pub mod preload;
 pub mod proxy;
 pub mod relay;
 pub mod resp;
-pub mod rights;
 pub mod server;
 pub mod soak;
 #[cfg(target_os = "linux")]

@@ -1,7 +1,7 @@
 //! The places of waiters: the line of a lock has the managers that wait for it in the order of arrival, and a read-write lock
 //! has the oldest reader and the oldest writer. Acquires and releases are in `lock.rs` and `rw.rs`.
 
-use super::lock::{call_in_line, write_place};
+use super::lock::{call_in_line, write_arrival};
 use super::reply::{self, Element};
 use super::{LINE_INSPECT, rw};
 use crate::error::Result;
@@ -19,7 +19,7 @@ pub(in crate::store::redis) fn release_arrival(
         Mode::Exclusive => {
             let mut call = call_in_line(&store.keys, &request.target.name);
             call.show(request.holder);
-            write_place(&mut call, request.place.unwrap_or_default());
+            write_arrival(&mut call, request.arrival.unwrap_or_default());
             (&store.scripts.line_leave, call)
         }
         Mode::Read | Mode::Write => (&store.scripts.rw_leave, rw::leave(&store.keys, &request)),

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::remote::Replicas;
 use crate::store::redis::pubsub::subscriptions::Subscriptions;
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, HolderId, Mode, Name, Place, Release, Released,
+    Absence, Acquire, Acquired, Arrival, Fencing, HolderId, Mode, Name, Release, Released,
     RenewBatch, Renewal,
 };
 use std::time::Duration;
@@ -200,11 +200,11 @@ impl Request for Acquire {
             let Codec { keys, scripts, replicas, .. } = codec;
             return Some(shared::acquire(keys, scripts, *replicas, self));
         }
-        if let Some(place) = self.place {
+        if let Some(arrival) = self.arrival {
             let mut call = call_in_line(&codec.keys, &self.target.name);
             call.show(self.holder);
             call.number(millis(self.ttl));
-            write_place(&mut call, place);
+            write_arrival(&mut call, arrival);
             self.write_fence(&codec.keys, &mut call);
             call.wait = codec.replicas;
             return Some((&codec.scripts.line_acquire, call));
@@ -223,7 +223,7 @@ impl Request for Acquire {
     }
 
     fn is_apart(&self) -> bool {
-        self.target.mode != Mode::Exclusive || self.place.is_some()
+        self.target.mode != Mode::Exclusive || self.arrival.is_some()
     }
 
     fn read(&self, _codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Acquired> {
@@ -283,10 +283,10 @@ impl Request for Release {
             call.number(millis(keep.time));
             return Some((&codec.scripts.release_keep, call));
         }
-        if let Some(place) = self.place {
+        if let Some(arrival) = self.arrival {
             let mut call = call_in_line(&codec.keys, &self.target.name);
             call.show(self.holder);
-            write_place(&mut call, place);
+            write_arrival(&mut call, arrival);
             call.divisible = true;
             return Some((&codec.scripts.line_release, call));
         }
@@ -301,12 +301,12 @@ impl Request for Release {
             return Some(shared::release_with_one_key(&codec.keys, codec.scripts, self));
         }
         // The next waiter of this process takes a place when it asks.
-        self.place.and_then(|_| Release { place: None, ..self.clone() }.alone(codec))
+        self.arrival.and_then(|_| Release { arrival: None, ..self.clone() }.alone(codec))
     }
 
     fn is_apart(&self) -> bool {
         self.target.mode != Mode::Exclusive
-            || self.count == 0 && (self.place.is_some() || self.keep.is_some())
+            || self.count == 0 && (self.arrival.is_some() || self.keep.is_some())
     }
 
     fn read(&self, codec: &Codec, _sent: Instant, reply: &[Element]) -> Result<Released> {
@@ -353,9 +353,9 @@ pub(super) fn call_in_line(keys: &Keys, name: &Name) -> Call {
     call
 }
 
-pub(super) fn write_place(call: &mut Call, place: Place) {
-    call.number(u64::try_from(place.waited.as_micros()).unwrap_or(u64::MAX));
-    call.number(millis(place.kept));
+pub(super) fn write_arrival(call: &mut Call, arrival: Arrival) {
+    call.number(u64::try_from(arrival.waited.as_micros()).unwrap_or(u64::MAX));
+    call.number(millis(arrival.kept));
 }
 
 /// Builds the call of the renewal script for some items of a batch.

@@ -23,7 +23,8 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
     call.number(millis(request.ttl));
     call.text(own);
     call.number(request.converts.into());
-    let (waited, kept) = request.place.map(|place| (place.waited, place.kept)).unwrap_or_default();
+    let (waited, kept) =
+        request.arrival.map(|arrival| (arrival.waited, arrival.kept)).unwrap_or_default();
     call.number(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
     call.number(millis(kept));
     if let Some(fencing) = request.fencing {

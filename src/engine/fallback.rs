@@ -13,7 +13,6 @@
 use super::panic_guard::guarded;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
-use super::shared::job::Job;
 use super::shared::lifecycle::Stage;
 use super::shared::schedule::Group;
 use super::thread::spawn_thread;
@@ -79,15 +78,11 @@ fn look(core: &Arc<Core>) -> Instant {
     if now < late {
         return late.min(latest);
     }
-    let mut group = core.schedule.group(None, 0);
+    let mut group = Group::new(core, None, 0);
     let holds = core.queue.holds();
     let ends = holds.iter().filter_map(|hold| ends_at(core, hold, now, &mut group));
     let next = ends.fold(latest, Instant::min);
-    // The wakers of waiting calls run where the worker does.
-    let wakes = group.end();
-    if !wakes.is_empty() {
-        core.submit(Job::Wake(wakes));
-    }
+    group.end();
     next
 }
 

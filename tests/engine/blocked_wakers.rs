@@ -89,6 +89,8 @@ async fn waker_that_blocks_at_a_loss_delays_no_token() {
     let first = leases.lock("x").lock().await.expect("free");
     sleep(20 * MS).await;
     let held = twenty(&leases).await;
+    let work = leases.lock("y").lock().await.expect("free");
+    let work = tokio::spawn(async move { work.run(std::future::pending::<()>()).await });
     let (blocks, waiting) = (Blocks::new(), leases.clone());
     let mut waits = Box::pin(async move { waiting.lock("x").lock().await });
     wait_with(waits.as_mut(), Arc::clone(&blocks));
@@ -97,6 +99,7 @@ async fn waker_that_blocks_at_a_loss_delays_no_token() {
     faults.outage(20 * S);
     sleep(900 * MS).await;
     assert!(blocks.used.load(Ordering::SeqCst), "its call was woken");
+    assert!(work.is_finished(), "the work goes on after the loss");
     assert_eq!(held_twice(&other, &held).await, 0);
     drop((waits, held, first));
 }

@@ -12,7 +12,7 @@ use crate::engine::machine::mode;
 use crate::engine::machine::name::Kept;
 use crate::engine::shared::calls::{self, caught, in_time};
 use crate::engine::shared::core::Core;
-use crate::engine::shared::hold::{Grant, Hold};
+use crate::engine::shared::hold::Grant;
 use crate::engine::shared::job::{Job, Sweep};
 use crate::engine::shared::lifecycle::Stage;
 use crate::engine::shared::line;
@@ -49,7 +49,7 @@ impl Work {
         let core = &self.core;
         match self.job.take() {
             None => {}
-            Some(Job::Wake(wakes)) => wakes.into_iter().for_each(|wake| Hold::wake(core, wake)),
+            Some(Job::Wake(wakes)) => wakes.run(core),
             Some(Job::Flush(hold)) => flush_to_the_end(core, &hold, None).await,
             Some(Job::Record { name, holder }) => Record::new(core, name, holder).run().await,
             Some(Job::Finish { hold, verdict }) => {

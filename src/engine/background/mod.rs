@@ -13,7 +13,7 @@ use super::shared::core::{Core, WorkQueues};
 use super::shared::hold::Hold;
 use super::shared::job::Job;
 use super::shared::lifecycle::Stage;
-use super::shared::schedule::{Batch, Call, Renewing};
+use super::shared::schedule::{Batch, Call, Group, Renewing};
 use super::shared::{report, served};
 use super::watchdog::renewal::renewed;
 use crate::clock::Instant;
@@ -199,15 +199,14 @@ async fn answered(
     let answered_at = core.now();
     let jitter = core.jitter();
     let next = core.timing.renewal(sent, jitter);
-    let mut group = core.schedule.group(Some(next), batch.len());
+    let mut group = Group::new(core, Some(next), batch.len());
     for (renewing, verdict) in batch.iter().zip(verdicts) {
         let keeps_fence = keeps_fence(core, renewing, now);
         let renewal = SentRenewal { attempt: renewing.attempt.number, sent, keeps_fence };
         renewed(core, &renewing.hold, answered_at, jitter, renewal, verdict, &mut group);
     }
-    let wakes = group.end();
+    drop(group);
     core.schedule.remove(key);
-    wakes.into_iter().for_each(|wake| Hold::wake(core, wake));
 }
 
 fn wrong_number() -> Error {

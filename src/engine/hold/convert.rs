@@ -182,11 +182,12 @@ fn change_mode(
     drop(inner);
     event.finish();
     core.schedule.set(hold, scheduled, None);
+    next.start(core, now);
+    // Last, because a waker of a user may block: another reader may join the next hold by now.
+    core.queue.perform(effects);
     if let Some(watchers) = watchers {
         run_wakers(|| watchers.notify_waiters());
     }
-    next.start(core, now);
-    core.queue.perform(effects);
     Some(next)
 }
 

@@ -81,7 +81,7 @@ pub(in crate::engine) fn has_size(mode: Mode) -> bool {
 }
 
 /// Returns whether the managers that wait for a name can form a line in the store, for fair locks: see
-/// [`line`](crate::engine::acquire::line).
+/// [`line`](crate::engine::shared::line).
 pub(in crate::engine) fn has_line(mode: Mode) -> bool {
     match mode {
         Mode::Exclusive => true,

@@ -384,8 +384,10 @@ impl<H: Clone + PartialEq> NameState<H> {
             }
             Some(Offer::Hold(hold)) => step.effects.returned.push(hold),
             Some(Offer::Join(hold, _)) => step.effects.dropped.push(hold),
-            // A writer that waits beside readers blocks the readers behind it.
-            None if has_waited => self.advance(step),
+            // Beside a hold that can be shared, it may have blocked those behind it, as a writer blocks readers.
+            None if has_waited && self.occupants.iter().all(|own| mode::is_shared(own.mode)) => {
+                self.advance(step);
+            }
             None => {}
         }
     }
@@ -867,8 +869,8 @@ mod tests {
     //!
     //! | state | tested in |
     //! |---|---|
-    //! | a hold is handed off to a waiter that was dropped | `hold_of_a_waiter_that_goes_is_returned`; `life::hold_of_a_waiter_that_is_dropped_goes_to_the_next` |
-    //! | a hold is handed off to a waiter that was woken just before | `hold_waits_for_a_waiter_that_was_woken_just_before`; `life::waiter_just_woken_finds_its_hold_at_the_next_check_in` |
+    //! | a hold is handed off to a waiter that was dropped | `hold_of_a_waiter_that_goes_is_returned`; `handoff::hold_of_a_waiter_that_is_dropped_goes_to_the_next` |
+    //! | a hold is handed off to a waiter that was woken just before | `hold_waits_for_a_waiter_that_was_woken_just_before`; `handoff::waiter_just_woken_finds_its_hold_at_the_next_pulse` |
     //! | a hold is offered to a waiter that is not polled, and taken back | `hold_that_is_not_accepted_in_time_is_returned`; `engine::unpolled::hold_handed_to_a_future_that_nobody_polls_is_taken_back` |
     //! | a hold that was offered ends before its waiter accepts it | `hold_that_ends_on_its_way_is_returned`; `engine::wait::waiter_handed_a_hold_lost_on_the_way_keeps_its_place` |
     //! | a turn is offered to a waiter that is not polled | `turn_not_taken_up_goes_on_and_its_waiter_stays_first`; `engine::unpolled::turn_of_a_future_nobody_polls_goes_to_the_next_in_line` |

@@ -6,7 +6,7 @@ use super::job::{Job, Sweep};
 use super::options::Options;
 use super::queue::Installed;
 use super::report::{self, CallReport};
-use super::schedule::{Group, Wake};
+use super::schedule::Group;
 use crate::clock::Instant;
 use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::count::{Share, Shares};
@@ -482,7 +482,7 @@ impl Hold {
     }
 
     fn end_if_closed(self: &Arc<Self>, core: &Arc<Core>) {
-        // Race with `close`: it sets `is_closed` first and then scans the queue, so either it finds
+        // Race with `close`: it enters `Closed` first and then scans the queue, so either it finds
         // this hold or this line sees that.
         if core.life.is_closed() {
             self.lose(core, Loss::Closed);
@@ -562,19 +562,14 @@ impl Hold {
         if records {
             core.submit(Job::Record { name: self.name.clone(), holder: self.holder });
         }
-        let wakes_watchers = watchers.is_some();
         if let Some(group) = group {
-            if slot.is_some() || wakes_watchers {
-                group.wakes.push(Wake {
-                    hold: Arc::clone(self),
-                    slot,
-                    wakes_watchers,
-                    is_missed: false,
-                    now,
-                });
+            if let Some(slot) = slot {
+                let effects = core.queue.leave_later(now, &self.name, slot.number());
+                group.wakes.effects.push(effects);
             }
-            if let Some(event) = event {
-                event.finish();
+            group.wakes.events.extend(event);
+            if watchers.is_some() {
+                group.changed.push(Arc::clone(self));
             }
         } else {
             if let Some(slot) = slot {
@@ -584,8 +579,8 @@ impl Hold {
                 event.finish();
             }
             // Last, so that a task that is woken by the end may ask at once.
-            if let Some((watchers, _)) = watchers {
-                run_wakers(|| watchers.notify_waiters());
+            if watchers.is_some() {
+                self.notify();
             }
         }
         if let Some(until) = believed_until {
@@ -594,16 +589,9 @@ impl Hold {
         result
     }
 
-    /// Wakes those whose wake-ups were put off, with no lock held.
-    pub(in crate::engine) fn wake(core: &Core, wake: Wake) {
-        let Wake { hold, slot, wakes_watchers, is_missed, now } = wake;
-        if is_missed {
-            core.queue.missed(&hold);
-        }
-        if let Some(slot) = slot {
-            core.queue.leave_at(now, &hold.name, slot.number());
-        }
-        if let Some(changed) = hold.changed.get().filter(|_| wakes_watchers) {
+    /// Notifies the tasks that wait for a change. Call it with no lock held.
+    pub(in crate::engine) fn notify(&self) {
+        if let Some(changed) = self.changed.get() {
             run_wakers(|| changed.notify_waiters());
         }
     }

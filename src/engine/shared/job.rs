@@ -1,7 +1,7 @@
 //! Jobs for the worker, as data.
 
 use super::hold::Hold;
-use super::schedule::Wake;
+use super::schedule::Wakes;
 use crate::clock::Instant;
 use crate::store::{Acquired, HolderId, Name, Released, StoreFuture, Target};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use std::time::Duration;
 pub(crate) enum Job {
     /// Release a hold.
     Flush(Arc<Hold>),
-    /// Wake the calls that wait for changes which the watchdog has made.
-    Wake(Vec<Wake>),
+    /// Wake the calls that wait for names, and the observers, after changes that the watchdog has made.
+    Wake(Wakes),
     /// Record the count of the hold that has this holder id.
     Record { name: Name, holder: HolderId },
     /// Await the release of a hold, and repeat it if need be.

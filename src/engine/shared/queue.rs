@@ -87,7 +87,7 @@ impl Drop for HandedOff {
 
 /// Effects on their way out of the lock: with the wakers instead of the numbers. [`Queue::perform`] performs them.
 #[must_use = "waiters wait for it"]
-pub(in crate::engine) struct Deferred {
+pub(crate) struct Deferred {
     dropped: Few<Arc<Hold>>,
     returned: Few<Arc<Hold>>,
     delivery: Option<Delivery>,
@@ -373,10 +373,21 @@ impl Queue {
 
     /// Ends the slot of this number: removes its occupant, and admits the waiters that it blocked.
     pub(in crate::engine) fn leave_at(&self, now: Instant, name: &Name, number: u64) {
+        self.perform(self.leave_later(now, name, number));
+    }
+
+    /// Ends a turn or a slot, as [`leave_at`](Self::leave_at) does. Returns the effects.
+    pub(in crate::engine) fn leave_later(
+        &self,
+        now: Instant,
+        name: &Name,
+        number: u64,
+    ) -> Deferred {
         let times = self.limits.at(now);
-        self.locked(|queue, effects| {
+        let (_, effects) = self.deferred(|queue, effects| {
             queue.run(name, times, effects, |state, step| state.leave(number, step))
         });
+        effects
     }
 
     /// Sets the time by which the next step of a turn follows. After that, waiters may reclaim the turn.
@@ -488,7 +499,7 @@ impl Queue {
 
 /// Holds.
 impl Queue {
-    /// Puts the hold of a grant into the slot of this number. Returns whether the name may have been forced open or taken
+    /// Puts the hold of a grant into the slot of this number. Its effects must be performed. It is doubted if the name may have been forced open or taken
     /// after the request, which was sent at `sent`.
     pub(in crate::engine) fn install(
         &self,
@@ -514,7 +525,7 @@ impl Queue {
     }
 
     /// Installs the hold of `next` in the slot of the hold before, and offers it to the first waiter that is polled, if there
-    /// is one that it may be handed off to. [`complete`](Self::complete) must follow.
+    /// is one that it may be handed off to. Its effects must be performed.
     pub(in crate::engine) fn hand_off(
         &self,
         name: &Name,
@@ -537,13 +548,14 @@ impl Queue {
         Some(Handoff { hold, effects })
     }
 
-    /// Withdraws the offer of `hold` from a waiter that did not accept it in time.
-    pub(crate) fn missed(&self, hold: &Arc<Hold>) {
-        self.locked(|queue, effects| {
+    /// Withdraws the offer of `hold` from a waiter that did not accept it in time. Returns the effects.
+    pub(in crate::engine) fn missed(&self, hold: &Arc<Hold>) -> Deferred {
+        let ((), effects) = self.deferred(|queue, effects| {
             if let Some(state) = queue.names.get_mut(&hold.name) {
                 state.miss(hold, effects);
             }
         });
+        effects
     }
 
     /// Returns the hold that a reader of another handle may join now: the youngest one, if none waits in the queue.

@@ -1,10 +1,13 @@
 //! The watchdog's schedule behind one lock, and what wakes the watchdog.
 
+use super::core::Core;
 use super::hold::{Hold, HoldNo};
+use super::job::Job;
+use super::queue::Deferred;
 use crate::clock::{Instant, Sleeper};
 use crate::engine::machine::hold::RenewalAttempt;
-use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::machine::schedule::{self, Entries, Key};
+use crate::observe::Recorded;
 use crate::util::sync::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,47 +57,64 @@ impl Call {
     }
 }
 
-/// Holds that change together. Those that are due at the same time again become one entry. Each hold counts as scheduled
-/// from the moment it joins, so the entry is inserted on drop, even in a panic.
+/// Holds that change together. The schedule gets the entry of those that are due at the same time again, and users are woken,
+/// when the group is dropped, even in a panic: a waker of a user may block, and all changes are done by then.
 pub(in crate::engine) struct Group<'a> {
-    schedule: &'a Schedule,
+    core: &'a Core,
     pub(in crate::engine) at: Option<Instant>,
     holds: Vec<Arc<Hold>>,
-    pub(in crate::engine) wakes: Vec<Wake>,
+    /// The holds that tasks may wait on, and that have changed.
+    pub(in crate::engine) changed: Vec<Arc<Hold>>,
+    pub(in crate::engine) wakes: Wakes,
 }
 
-/// Wake-ups that follow from the change of a hold in a group. They come after all other changes of the group, and the
-/// watchdog leaves them to the worker: a waker of a user may block.
-pub(crate) struct Wake {
-    pub(in crate::engine) hold: Arc<Hold>,
-    /// The slot that is free now.
-    pub(in crate::engine) slot: Option<HolderSlot>,
-    /// Whether calls wait for a change of the hold, and it has changed.
-    pub(in crate::engine) wakes_watchers: bool,
-    /// Whether a waiter has not accepted the hold in time.
-    pub(in crate::engine) is_missed: bool,
-    pub(in crate::engine) now: Instant,
+/// The wake-ups of calls that wait for a name, and of observers.
+#[derive(Default)]
+pub(crate) struct Wakes {
+    pub(in crate::engine) effects: Vec<Deferred>,
+    pub(in crate::engine) events: Vec<Recorded>,
 }
 
-impl Group<'_> {
-    /// Adds a hold that is not in the schedule.
-    pub(in crate::engine) fn join(&mut self, hold: &Arc<Hold>) {
-        self.holds.push(Arc::clone(hold));
+impl Wakes {
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.effects.is_empty() && self.events.is_empty()
+    }
+
+    pub(in crate::engine) fn run(self, core: &Core) {
+        self.effects.into_iter().for_each(|effects| core.queue.perform(effects));
+        self.events.into_iter().for_each(Recorded::finish);
     }
 }
 
-impl Group<'_> {
-    /// Inserts the holds into the schedule. Returns the wake-ups.
-    pub(in crate::engine) fn end(mut self) -> Vec<Wake> {
-        std::mem::take(&mut self.wakes)
+impl<'a> Group<'a> {
+    /// Creates a group of up to `size` holds that are due at `at`, or else at times of their own.
+    pub(in crate::engine) fn new(core: &'a Core, at: Option<Instant>, size: usize) -> Self {
+        let holds = Vec::with_capacity(size);
+        Self { core, at, holds, changed: Vec::new(), wakes: Wakes::default() }
+    }
+
+    /// Adds a hold that is not in the schedule. It counts as scheduled from now on.
+    pub(in crate::engine) fn join(&mut self, hold: &Arc<Hold>) {
+        self.holds.push(Arc::clone(hold));
+    }
+
+    /// Leaves the wake-ups to the worker: its thread fires no tokens. Those of tasks that wait on a hold, as of its token,
+    /// come with the end of the group all the same.
+    pub(in crate::engine) fn end(mut self) {
+        let wakes = std::mem::take(&mut self.wakes);
+        if !wakes.is_empty() {
+            self.core.submit(Job::Wake(wakes));
+        }
     }
 }
 
 impl Drop for Group<'_> {
     fn drop(&mut self) {
         if let Some(at) = self.at {
-            self.schedule.put_group(at, std::mem::take(&mut self.holds));
+            self.core.schedule.put_group(at, std::mem::take(&mut self.holds));
         }
+        self.changed.iter().for_each(|hold| hold.notify());
+        std::mem::take(&mut self.wakes).run(self.core);
     }
 }
 
@@ -143,11 +163,6 @@ impl Schedule {
         };
         // Dropped without the lock.
         drop(removed);
-    }
-
-    /// Returns a group of up to `size` holds that are due at `at`, or else at times of their own.
-    pub(in crate::engine) fn group(&self, at: Option<Instant>, size: usize) -> Group<'_> {
-        Group { schedule: self, at, holds: Vec::with_capacity(size), wakes: Vec::new() }
     }
 
     fn put_group(&self, at: Instant, holds: Vec<Arc<Hold>>) {
@@ -249,7 +264,7 @@ mod tests {
     #[test]
     fn group_without_holds_is_no_entry() {
         let schedule = Schedule::default();
-        drop(schedule.group(Some(at(10)), 0));
+        schedule.put_group(at(10), Vec::new());
         assert_eq!(schedule.first(), None);
         assert!(schedule.entries.lock().arm(at(20)), "it has woken no watchdog");
     }

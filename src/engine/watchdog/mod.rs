@@ -90,7 +90,7 @@ impl<'a> RenewalPlan<'a> {
     fn new(core: &'a Core, now: Instant) -> Self {
         Self {
             now,
-            group: core.schedule.group(None, 0),
+            group: Group::new(core, None, 0),
             attempt_deadline: now + core.timing.attempt,
             size: core.can.renewal_batch,
             renewing: Vec::new(),
@@ -149,9 +149,6 @@ impl<'a> RenewalPlan<'a> {
         if !calls.is_empty() {
             core.send(calls);
         }
-        let wakes = self.group.end();
-        if !wakes.is_empty() {
-            core.submit(Job::Wake(wakes));
-        }
+        self.group.end();
     }
 }

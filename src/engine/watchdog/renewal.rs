@@ -8,7 +8,7 @@ use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
 use crate::engine::shared::options::Caller;
-use crate::engine::shared::schedule::{Group, Wake};
+use crate::engine::shared::schedule::Group;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Absence;
 use crate::util::trace;
@@ -44,8 +44,7 @@ pub(super) fn when_due(
     if due != Due::TakenBack {
         return due;
     }
-    let hold = Arc::clone(hold);
-    group.wakes.push(Wake { hold, slot: None, wakes_watchers: false, is_missed: true, now });
+    group.wakes.effects.push(core.queue.missed(hold));
     Due::Flush
 }
 

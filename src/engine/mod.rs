@@ -1,6 +1,6 @@
 //! The engine: acquires, holds, renews and releases leases. It knows stores only by their trait.
 //!
-//! `ARCHITECTURE.md` has a map of its files.
+//! `ARCHITECTURE.md` has a map of its rooms.
 //!
 //! # Invariants
 //!
@@ -10,9 +10,8 @@
 //!    forward. A failed or unanswered attempt never does.
 //! 3. **After `C` no reply counts and no renewal is sent.** Otherwise a key would be kept alive for
 //!    a holder that has given up.
-//! 4. **The count in the process is the truth**, the store's count its record. At most one
-//!    operation that writes the count is in progress (`busy`), so the record is known or known to
-//!    be unknown.
+//! 4. **The count in the process is the truth**, the store's count its record. At most one record of a holder id is in
+//!    flight. Releases, hand-offs and changes of the mode do not wait for it, so the store's count may be late.
 //! 5. **Count zero closes the hold in the same step.** The tokens of its leases have fired or no
 //!    lease is left before a release is sent, and nothing can re-enter a hold that is being
 //!    released. An operation that is not polled keeps nothing: without a live lease that a caller

@@ -7,8 +7,7 @@ use std::time::Duration;
 /// The most threads of such a runtime for calls that block: lookups of host names. A name server that hangs keeps one
 /// for each lookup, until the system gives up.
 const BLOCKING_THREADS: usize = 64;
-/// The first one, made at the start, stays: connecting again must need no new thread, which a process at its limit could
-/// not have.
+/// Threads stay once they are made: connecting again must need no new thread, which a process at its limit could not have.
 const KEPT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Runs `work` on its own thread, with a runtime.

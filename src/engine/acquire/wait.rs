@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Half of the first pause after a refusal for no holder that the store has.
+/// The first pause after a refusal although the store has no holder is twice this.
 const SHORTEST_GAP: Duration = Duration::from_millis(1);
 
 /// The source of hints between two attempts.

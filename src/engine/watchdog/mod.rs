@@ -6,7 +6,8 @@
 //! # Invariants
 //!
 //! 1. **The watchdog waits for nothing but the clock**: no store, no client, no subscriber of
-//!    traces, no user code but the wakers of tokens. It sends its calls, and the wake-ups of waiting calls, to the
+//!    traces, no user code but the wakers of tokens and of tasks that wait on a lease. It sends its calls, and the wake-ups of
+//!    calls that wait for a name, to the
 //!    [`background`](super::background).
 //! 2. **Calls in flight are watched too.** A call is put into the schedule before the worker has
 //!    it, so a worker that stalls delays renewals, never a token.

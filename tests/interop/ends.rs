@@ -140,7 +140,7 @@ async fn redisson_takes_a_lease_by_force(world: &World) {
     let reported = now() - start;
     assert_eq!(within(LONG, other.lost()).await, Loss::Taken);
     world.note(&format!(
-        "after forceUnlock Java is in after {waited:.1?}; Rust is told after {reported:.2?} and {:.2?}, T = {ttl:?}",
+        "after forceUnlock Java is in after {waited:.1?}; Rust learns it after {reported:.2?} and {:.2?}, T = {ttl:?}",
         now() - start
     ));
     assert!(waited < ttl / 3 && now() - start < ttl * 2 / 3, "{waited:?}, {reported:?}");
@@ -255,7 +255,7 @@ async fn goes(world: &World, go: impl Fn(&str)) {
     let reported = now() - start;
     let granted = within(LONG, waiter.done()).await;
     world.note(&format!(
-        "Rust is told {loss:?} after {reported:.2?}; Java is in after {:.2?}",
+        "Rust learns of {loss:?} after {reported:.2?}; Java is in after {:.2?}",
         granted.ended - start
     ));
     assert!(

@@ -25,7 +25,9 @@ async fn read_write_lock_is_of_another_type(world: &World) {
         assert!(java.on("a").call("readWrite", &[name, which, "tryLock"]).await.truth());
         assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
         let reported = now() - start;
-        world.note(&format!("a {which} lock over a lease is told after {reported:.2?}, T = {T:?}"));
+        world.note(&format!(
+            "a {which} lock over a lease is noticed after {reported:.2?}, T = {T:?}"
+        ));
         assert!(reported < T * 2 / 3, "{reported:?}");
         bystander.check().expect("it has nothing to do with that");
         for error in [

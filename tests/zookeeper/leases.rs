@@ -75,7 +75,7 @@ async fn waiters_of_all_processes_enter_in_order_watching_one_node() {
         let (leases, sender) = (leases.expect("the server is there"), sender.clone());
         waiters.push(tokio::spawn(async move {
             let lease = leases.lock("job").lock().await.expect("in the end");
-            sender.send((number, lease.fence())).expect("somebody counts");
+            sender.send((number, lease.fence())).expect("a receiver counts");
             tokio::time::sleep(Duration::from_millis(20)).await;
             lease.unlock().await.expect("released");
         }));

@@ -45,7 +45,7 @@ impl<'a> Line<'a> {
             macro_rules! keep {
                 ($lease:expr) => {{
                     let lease = $lease.expect("granted in the end");
-                    sender.send((what, lease.fence())).expect("somebody counts");
+                    sender.send((what, lease.fence())).expect("a receiver counts");
                     left.recv().await;
                     lease.check().expect("held");
                     lease.unlock().await.expect("released");
@@ -170,7 +170,7 @@ async fn release_of_a_permit_wakes_few_waiters() {
         let (leases, sender) = (connect(&relay.url()).await, sender.clone());
         waiters.push(tokio::spawn(async move {
             let permit = leases.semaphore("job", 1).acquire().await.expect("granted in the end");
-            sender.send(number).expect("somebody counts");
+            sender.send(number).expect("a receiver counts");
             std::future::pending::<()>().await;
             drop(permit);
         }));

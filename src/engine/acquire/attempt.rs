@@ -5,9 +5,13 @@
 //! blocks, so it works inside and outside a runtime.
 
 use super::set::SetCall;
+use super::turn::Turn;
 use crate::clock::Instant;
+use crate::engine::machine::chain::HandoffScope;
 use crate::engine::shared::core::Core;
+use crate::engine::shared::hold::Grant;
 use crate::engine::shared::job::{Job, Sweep};
+use crate::engine::shared::options::Options;
 use crate::engine::shared::{calls, line, served};
 use crate::error::{Error, Fate, Result};
 use crate::store::{Acquire, Acquired, HolderId, StoreFuture, Target};
@@ -90,9 +94,27 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Accepts the grant. Returns the time until which earlier requests may still arrive.
-    pub(crate) fn accept_grant(mut self) -> Option<Instant> {
-        self.sweep.until.take()
+    /// Accepts the grant that arrived at `now`, in a turn that is kept. It has no options, and is handed off to any waiter.
+    pub(in crate::engine) fn into_grant(
+        mut self,
+        turn: Turn,
+        sent: Instant,
+        fence: Option<u64>,
+        reached: bool,
+        now: Instant,
+    ) -> Grant {
+        Grant {
+            target: self.target(),
+            options: Options::default(),
+            holder: self.holder(),
+            fence,
+            reached,
+            sent,
+            now,
+            unsure_until: self.sweep.until.take(),
+            scope: HandoffScope::Plain,
+            slot: turn.into_slot(),
+        }
     }
 
     /// Has the grant of the request sent at `sent` released.

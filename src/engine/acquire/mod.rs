@@ -438,16 +438,9 @@ impl<'core> AcquireLoop<'_, 'core> {
                     match self.keep(&turn, sent, now) {
                         Keep::Yes => {
                             return Ok(Some(Grant {
-                                target: self.target(),
                                 options: self.options.clone(),
-                                holder: attempt.holder(),
-                                fence,
-                                reached,
-                                sent,
-                                now,
-                                unsure_until: attempt.accept_grant(),
                                 scope: HandoffScope::of(self.fair, sent, oldest),
-                                slot: turn.into_slot(),
+                                ..attempt.into_grant(turn, sent, fence, reached, now)
                             }));
                         }
                         Keep::Excluded => {

@@ -18,7 +18,6 @@ use super::revoke::Revoked;
 use crate::engine::acquire::Claim;
 use crate::engine::acquire::attempt::Attempt;
 use crate::engine::acquire::turn::Turn;
-use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::hold::State;
 use crate::engine::machine::name::Kept;
 use crate::engine::shared::calls;
@@ -211,23 +210,13 @@ fn begin(
     verdict: Acquired,
     report: &CallReport<'_>,
 ) -> Option<Arc<Hold>> {
-    let Acquired::Granted { sent, fence, reached, oldest } = verdict else { return None };
+    let Acquired::Granted { sent, fence, reached, .. } = verdict else { return None };
     let now = core.now();
     if core.timing.stale(sent, now) || turn.keep(sent, true) != Kept::Yes {
         attempt.undo(sent);
         return None;
     }
-    let grant = Grant {
-        target: attempt.target(),
-        options: options.clone(),
-        holder: attempt.holder(),
-        fence,
-        reached,
-        sent,
-        now,
-        unsure_until: attempt.accept_grant(),
-        scope: HandoffScope::of(false, sent, oldest),
-        slot: turn.into_slot(),
-    };
+    let grant = attempt.into_grant(turn, sent, fence, reached, now);
+    let grant = Grant { options: options.clone(), ..grant };
     Some(Hold::begin(core, grant, report))
 }

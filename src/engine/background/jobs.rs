@@ -7,16 +7,13 @@ use crate::engine::hold::convert::ModeChange;
 use crate::engine::hold::record::Record;
 use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end, yield_to_remote};
 use crate::engine::hold::{describe, handoff};
-use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::mode;
 use crate::engine::machine::name::Kept;
 use crate::engine::shared::calls::{self, caught, in_time};
 use crate::engine::shared::core::Core;
-use crate::engine::shared::hold::Grant;
 use crate::engine::shared::job::{Job, Sweep};
 use crate::engine::shared::lifecycle::Stage;
 use crate::engine::shared::line;
-use crate::engine::shared::options::Options;
 use crate::error::Error;
 use crate::store::{Acquired, Release, Released, StoreFuture, Target};
 use std::sync::Arc;
@@ -85,19 +82,7 @@ async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>)
     }
     let Ok(Acquired::Granted { sent, fence, reached, .. }) = verdict else { return };
     let Some(turn) = turn_for_a_waiter(core, &target, sent) else { return attempt.undo(sent) };
-    let grant = Grant {
-        target,
-        options: Options::default(),
-        holder: attempt.holder(),
-        fence,
-        reached,
-        sent,
-        now: core.now(),
-        unsure_until: attempt.accept_grant(),
-        scope: HandoffScope::Plain,
-        slot: turn.into_slot(),
-    };
-    handoff::offer(core, grant);
+    handoff::offer(core, attempt.into_grant(turn, sent, fence, reached, core.now()));
 }
 
 /// Returns a turn for a grant of permits, if a call of this process wants permits too: the one that sent the request may have

@@ -160,7 +160,6 @@ fn change_mode(
     let Change { mode, sent, fence, reached } = change;
     let now = core.now();
     let mut inner = hold.lock();
-    let watchers = hold.watchers(&inner);
     let renew = core.timing.renewal(sent, core.jitter());
     let was_at_risk = inner.state.phase() == Phase::AtRisk;
     let mut state = inner.state.change_mode(&core.timing, now, sent, renew)?;
@@ -185,9 +184,7 @@ fn change_mode(
     next.start(core, now);
     // Last, because a waker of a user may block: another reader may join the next hold by now.
     core.queue.perform(effects);
-    if let Some(watchers) = watchers {
-        run_wakers(|| watchers.notify_waiters());
-    }
+    hold.notify();
     Some(next)
 }
 

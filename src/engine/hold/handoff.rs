@@ -43,7 +43,6 @@ use crate::engine::shared::hold::{Grant, Hold, HoldId, Inner};
 use crate::engine::shared::queue::{HandedOff, Handoff};
 use crate::engine::shared::report::CallReport;
 use crate::observe::{EventKind, How, Recorded};
-use crate::util::panics::run_wakers;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -148,13 +147,10 @@ fn prepare<'a>(
     });
     let Some(next) = next else { return Err(inner) };
     let scheduled = inner.scheduled.take();
-    let watchers = hold.watchers(&inner);
     drop(inner);
     event.finish();
     next.hold.start_after(core, hold, scheduled);
-    if let Some(watchers) = watchers {
-        run_wakers(|| watchers.notify_waiters());
-    }
+    hold.notify();
     Ok((next, is_described))
 }
 

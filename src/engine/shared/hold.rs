@@ -314,11 +314,8 @@ impl Hold {
         // With the state locked, so that a task that begins to wait sees it, or is woken.
         let inner = self.lock();
         self.wanted.store(true, Ordering::Relaxed);
-        let watchers = self.watchers(&inner);
         drop(inner);
-        if let Some(watchers) = watchers {
-            run_wakers(|| watchers.notify_waiters());
-        }
+        self.notify();
     }
 
     /// Waits until the name is wanted, or the hold is lost.
@@ -357,11 +354,6 @@ impl Hold {
     pub(crate) fn changed(&self) -> Notified<'_> {
         // An update looks for the notifier with the state locked, so a later read sees each update that found none.
         self.changed.get_or_init(Box::default).notified()
-    }
-
-    /// Returns the notifier of changes, if a task has ever waited. Call it with the state locked.
-    pub(in crate::engine) fn watchers(&self, _locked: &Inner) -> Option<&Notify> {
-        self.changed.get().map(Box::as_ref)
     }
 
     /// Waits until `look` returns a value, and calls it again at each change.
@@ -421,7 +413,7 @@ impl Hold {
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant, report: &CallReport<'_>) -> Arc<Self> {
         let Grant { target, options, fence, reached, sent, now, unsure_until, .. } = grant;
         let number = grant.slot.as_ref().map(HolderSlot::number);
-        let terms = options.policy(&core.settings, now, report.caller);
+        let policy = options.policy(&core.settings, now, report.caller);
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
@@ -431,7 +423,7 @@ impl Hold {
             state.share();
         }
         state.set_handoff_scope(grant.scope);
-        state.set_policy(terms);
+        state.set_policy(policy);
         let id = HoldId { holder: grant.holder, fence };
         let hold = Self::new(target, options, id, now, state, grant.slot);
         // Before any other task can find it.
@@ -512,14 +504,14 @@ impl Hold {
         core: &Arc<Core>,
         now: Instant,
         mut inner: MutexGuard<'_, Inner>,
-        group: Option<&mut Group<'_>>,
+        mut group: Option<&mut Group<'_>>,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
         let was = inner.state.phase();
         let was_over = inner.state.is_over();
-        let watchers = self.watchers(&inner).map(|watchers| (watchers, inner.state.visible()));
+        // A task that begins to wait later sees the change.
+        let before = self.changed.get().map(|_| inner.state.visible());
         let result = change(&mut inner.state, now);
-        let mut group = group;
         let mut wake_at = inner.state.wake_at(&core.timing);
         if inner.state.is_releasing() && inner.scheduled < wake_at {
             // The hold is about to leave the schedule; one wakeup for nothing costs less than
@@ -542,7 +534,7 @@ impl Hold {
         let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
         let over = inner.state.is_over();
         let slot = if over { inner.slot.take() } else { None };
-        let watchers = watchers.filter(|(_, before)| *before != inner.state.visible());
+        let notifies = before.is_some_and(|before| before != inner.state.visible());
         let event = believed_until.map(|until| {
             let left = until.saturating_duration_since(now);
             self.report_phase(core, &inner.state, was, now, left)
@@ -562,24 +554,20 @@ impl Hold {
         if records {
             core.submit(Job::Record { name: self.name.clone(), holder: self.holder });
         }
+        let effects = slot.map(|slot| core.queue.leave(now, &self.name, slot.number()));
         if let Some(group) = group {
-            if let Some(slot) = slot {
-                let effects = core.queue.leave_later(now, &self.name, slot.number());
-                group.wakes.effects.push(effects);
-            }
+            group.wakes.effects.extend(effects);
             group.wakes.events.extend(event);
-            if watchers.is_some() {
-                group.changed.push(Arc::clone(self));
-            }
+            group.changed.extend(notifies.then(|| Arc::clone(self)));
         } else {
-            if let Some(slot) = slot {
-                core.queue.leave_at(now, &self.name, slot.number());
+            if let Some(effects) = effects {
+                core.queue.perform(effects);
             }
             if let Some(event) = event {
                 event.finish();
             }
             // Last, so that a task that is woken by the end may ask at once.
-            if watchers.is_some() {
+            if notifies {
                 self.notify();
             }
         }

@@ -371,18 +371,8 @@ impl Queue {
         drop(gone);
     }
 
-    /// Ends the slot of this number: removes its occupant, and admits the waiters that it blocked.
-    pub(in crate::engine) fn leave_at(&self, now: Instant, name: &Name, number: u64) {
-        self.perform(self.leave_later(now, name, number));
-    }
-
-    /// Ends a turn or a slot, as [`leave_at`](Self::leave_at) does. Returns the effects.
-    pub(in crate::engine) fn leave_later(
-        &self,
-        now: Instant,
-        name: &Name,
-        number: u64,
-    ) -> Deferred {
+    /// Ends a slot, and admits the waiters that it blocked. Returns the effects.
+    pub(in crate::engine) fn leave(&self, now: Instant, name: &Name, number: u64) -> Deferred {
         let times = self.limits.at(now);
         let (_, effects) = self.deferred(|queue, effects| {
             queue.run(name, times, effects, |state, step| state.leave(number, step))

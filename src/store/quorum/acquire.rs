@@ -115,17 +115,7 @@ async fn run_ballot(inner: &Arc<Inner>, request: &Acquire) -> Outcome {
     let sent = inner.clock.now();
     let (decision, ballot) = Ballot::new(sent);
     let mut tally = inner.ask(|node, answers| {
-        let holder = node.holder_id(holder);
-        let target = request.target.clone();
-        let request = Acquire {
-            target,
-            holder,
-            arrival,
-            fencing: None,
-            steal: None,
-            timeout: limit,
-            ..*request
-        };
+        let request = Acquire { arrival, ..node.request(request, holder, limit) };
         let counts = living.as_ref().is_none_or(|held| held.counts(node.index));
         node.acquire(request, ballot.clone(), key_nodes.clone(), counts, answers)
     });

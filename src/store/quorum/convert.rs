@@ -49,17 +49,7 @@ pub(super) async fn convert(inner: Arc<Inner>, request: Acquire) -> Result<Acqui
     }
     let (decide, ballot) = Ballot::new(sent);
     let mut tally = inner.ask(|node, answers| {
-        let holder = node.holder_id(holder);
-        let target = request.target.clone();
-        let request = Acquire {
-            target,
-            holder,
-            fencing: None,
-            arrival: None,
-            steal: None,
-            timeout: limit,
-            ..request
-        };
+        let request = node.request(&request, holder, limit);
         let holds = Arc::clone(&inner.holds);
         node_convert::convert(node, holds, outer, request, ballot.clone(), answers)
     });

@@ -106,6 +106,24 @@ impl Node {
         holder.at_node(u8::try_from(self.index + 1).unwrap_or(u8::MAX))
     }
 
+    /// Returns the request that this node gets for that of a caller: none steals, waits in an order or has a fencing token.
+    pub(super) fn request(
+        &self,
+        request: &Acquire,
+        holder: HolderId,
+        timeout: Duration,
+    ) -> Acquire {
+        Acquire {
+            target: request.target.clone(),
+            holder: self.holder_id(holder),
+            arrival: None,
+            fencing: None,
+            steal: None,
+            timeout,
+            ..*request
+        }
+    }
+
     pub(super) fn is_silent(&self) -> bool {
         self.silent.load(Ordering::Relaxed)
     }

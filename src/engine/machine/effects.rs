@@ -37,8 +37,8 @@ impl<T> Default for Few<T> {
 }
 
 impl<T> Few<T> {
-    pub(in crate::engine) fn is_empty(&self) -> bool {
-        self.first.is_none()
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.more)
     }
 
     pub(in crate::engine) fn push(&mut self, item: T) {
@@ -50,6 +50,7 @@ impl<T> Few<T> {
     }
 
     /// Calls `f` with each item, in order. An iterator would take ten times as many instructions for an empty list.
+    #[inline]
     pub(in crate::engine) fn each(self, mut f: impl FnMut(T)) {
         if let Some(first) = self.first {
             f(first);
@@ -64,45 +65,55 @@ impl<T> Extend<T> for Few<T> {
     }
 }
 
-/// A hold that is handed off to the waiter of this number.
+/// One thing that follows from a transition. `H` is a hold.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::engine) struct HandOff<H> {
-    pub(in crate::engine) to: u64,
-    pub(in crate::engine) hold: H,
+pub(in crate::engine) enum Effect<H> {
+    /// A hold that the name had. It is only here to be dropped.
+    Drop(H),
+    /// A hold that was offered to a waiter which will not accept it: it goes to the next waiter, or is released.
+    Return(H),
+    /// The wake-up of the waiter of this number that brings it a hold.
+    HandOff { to: u64, hold: H },
+    /// The number of a waiter to wake: it has an offer, or is out of the queue until its next pulse. The number of a turn stands
+    /// for the call that has it: the turn is gone.
+    Wake(u64),
+    /// The number of a turn whose last request no call goes on from.
+    Forget(u64),
 }
 
-/// What follows from a transition. `H` is a hold.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::engine) struct Effects<H> {
-    /// Holds that the name had. They are only here to be dropped.
-    pub(in crate::engine) dropped: Few<H>,
-    /// Holds that were offered to a waiter which will not accept them: each goes to the next waiter, or is released.
-    pub(in crate::engine) returned: Few<H>,
-    /// The wake-up of a waiter that brings it a hold.
-    pub(in crate::engine) handed_off: Option<HandOff<H>>,
-    /// The numbers of the waiters to wake: they have an offer, or are out of the queue until their next pulse. The number of a
-    /// turn stands for the call that has it: the turn is gone.
-    pub(in crate::engine) woken: Few<u64>,
-    /// The numbers of turns whose last request no call goes on from.
-    pub(in crate::engine) forgotten: Few<u64>,
-}
+/// What follows from a transition, in order.
+#[derive(Debug)]
+pub(in crate::engine) struct Effects<H>(Few<Effect<H>>);
 
 impl<H> Effects<H> {
-    /// Forgets a last request.
-    pub(in crate::engine) fn forget(&mut self, last: Option<LastAsk>) {
-        self.forgotten.extend(last.map(|last| last.by));
+    pub(super) fn push(&mut self, effect: Effect<H>) {
+        self.0.push(effect);
+    }
+
+    /// Drops a hold, if there is one.
+    pub(super) fn drop(&mut self, hold: Option<H>) {
+        self.0.extend(hold.map(Effect::Drop));
+    }
+
+    /// Forgets a last request, if there is one.
+    pub(super) fn forget(&mut self, last: Option<LastAsk>) {
+        self.0.extend(last.map(|last| Effect::Forget(last.by)));
+    }
+
+    /// Returns whether a waiter is woken.
+    pub(super) fn wakes(&self) -> bool {
+        self.0.iter().any(|effect| matches!(effect, Effect::Wake(_)))
+    }
+
+    /// Calls `f` with each effect.
+    pub(in crate::engine) fn each(self, f: impl FnMut(Effect<H>)) {
+        self.0.each(f);
     }
 }
 
 impl<H> Default for Effects<H> {
     fn default() -> Self {
-        Self {
-            dropped: Few::default(),
-            returned: Few::default(),
-            handed_off: None,
-            woken: Few::default(),
-            forgotten: Few::default(),
-        }
+        Self(Few::default())
     }
 }
 
@@ -148,9 +159,9 @@ mod tests {
     #[test]
     fn few_keeps_the_order_and_allocates_from_the_second_item_on() {
         let mut few = Few::default();
-        assert!(few.is_empty());
+        assert_eq!(few.iter().count(), 0);
         few.push(1);
-        assert_eq!((few.is_empty(), few.more.capacity()), (false, 0));
+        assert_eq!((few.iter().count(), few.more.capacity()), (1, 0));
         few.extend([2, 3]);
         let mut all = Vec::new();
         few.each(|item| all.push(item));

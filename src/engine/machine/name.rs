@@ -24,7 +24,7 @@
 //! 9. **An idle name remembers nothing.** Without an occupant there is no waiter, no offer, no last request and no silence.
 
 use super::chain::Chain;
-use super::effects::{Effects, HandOff, Step, Times};
+use super::effects::{Effect, Effects, Step, Times};
 use super::mode;
 use super::occupants::{Occupant, Occupants};
 use super::offers::{Offer, Offers};
@@ -327,9 +327,7 @@ impl<H: Clone + PartialEq> NameState<H> {
                 Some(Offer::Join(hold, _)) => return Some(Admitted::Join(hold)),
                 Some(Offer::Hold(hold)) => return Some(Admitted::Hold(hold)),
                 // Only once: an offer made after that is not overdue.
-                None if step.effects.woken.is_empty()
-                    && self.occupants.is_overdue(step.times.now) =>
-                {
+                None if !step.effects.wakes() && self.occupants.is_overdue(step.times.now) => {
                     self.reclaim(step);
                 }
                 None => break,
@@ -382,8 +380,8 @@ impl<H: Clone + PartialEq> NameState<H> {
             Some(Offer::Turn(number)) => {
                 self.leave(number, step);
             }
-            Some(Offer::Hold(hold)) => step.effects.returned.push(hold),
-            Some(Offer::Join(hold, _)) => step.effects.dropped.push(hold),
+            Some(Offer::Hold(hold)) => step.effects.push(Effect::Return(hold)),
+            Some(Offer::Join(hold, _)) => step.effects.push(Effect::Drop(hold)),
             // Beside a hold that can be shared, it may have blocked those behind it, as a writer blocks readers.
             None if has_waited && self.occupants.iter().all(|own| mode::is_shared(own.mode)) => {
                 self.advance(step);
@@ -396,11 +394,11 @@ impl<H: Clone + PartialEq> NameState<H> {
     pub(in crate::engine) fn wake_all(&mut self, effects: &mut Effects<H>) {
         let contention = self.contention.as_deref_mut();
         let waiters = contention.into_iter().flat_map(|own| own.waiters.iter_mut());
-        let listening = waiters.filter_map(|(waiter_no, waiter)| {
-            let listens = take(&mut waiter.listens);
-            listens.then_some(waiter_no)
-        });
-        effects.woken.extend(listening);
+        for (waiter_no, waiter) in waiters {
+            if take(&mut waiter.listens) {
+                effects.push(Effect::Wake(waiter_no));
+            }
+        }
     }
 
     /// Records a pulse of the call that has a turn. From its end on, waiters may reclaim the turn.
@@ -442,7 +440,9 @@ impl<H: Clone + PartialEq> NameState<H> {
         let seeker = Seeker { number, waiter_no, mode: occupant.mode, lock_delay, last_ask: None };
         let before = self.contention.get_or_insert_default().seeker.replace(seeker);
         if let Some(before) = before {
-            effects.woken.extend(Some(before.waiter_no).filter(|before| *before != waiter_no));
+            if before.waiter_no != waiter_no {
+                effects.push(Effect::Wake(before.waiter_no));
+            }
             effects.forget(before.last_ask);
         }
         true
@@ -461,7 +461,7 @@ impl<H: Clone + PartialEq> NameState<H> {
     pub(in crate::engine) fn leave(&mut self, number: u64, step: &mut Step<'_, H>) -> bool {
         let Some(occupant) = self.occupants.take(number) else { return false };
         self.forget(std::slice::from_ref(&occupant), step.effects);
-        step.effects.dropped.extend(occupant.into_hold());
+        step.effects.drop(occupant.into_hold());
         self.advance(step);
         // The request without an answer was that of an occupant that has left, and the others hold the name beside it. A
         // release of theirs that gets no answer begins another silence.
@@ -496,7 +496,7 @@ impl<H: Clone + PartialEq> NameState<H> {
                 break;
             }
             if take(&mut waiter.listens) {
-                step.effects.woken.push(waiter_no);
+                step.effects.push(Effect::Wake(waiter_no));
             }
         }
         for (waiter_no, hold) in joining {
@@ -529,8 +529,8 @@ impl<H: Clone + PartialEq> NameState<H> {
         for (_, offer) in contention.offers.remove_all(|_| true) {
             match offer {
                 Offer::Turn(_) => {}
-                Offer::Join(hold, _) => effects.dropped.push(hold),
-                Offer::Hold(hold) => effects.returned.push(hold),
+                Offer::Join(hold, _) => effects.push(Effect::Drop(hold)),
+                Offer::Hold(hold) => effects.push(Effect::Return(hold)),
             }
         }
     }
@@ -540,10 +540,11 @@ impl<H: Clone + PartialEq> NameState<H> {
     fn reclaim(&mut self, step: &mut Step<'_, H>) {
         let now = step.times.now;
         if let Some(Contention { waiters, offers, .. }) = self.contention.as_deref_mut() {
-            let woken = &mut step.effects.woken;
+            let effects = &mut *step.effects;
             let mut remove = |waiters: &mut Waiters, waiter_no: u64| {
-                let waiter = waiters.remove(waiter_no);
-                woken.extend(waiter.is_some_and(|waiter| waiter.listens).then_some(waiter_no));
+                if waiters.remove(waiter_no).is_some_and(|waiter| waiter.listens) {
+                    effects.push(Effect::Wake(waiter_no));
+                }
             };
             let overdue = offers.numbers(|offer| {
                 let Offer::Turn(number) = offer else { return false };
@@ -573,9 +574,9 @@ impl<H: Clone + PartialEq> NameState<H> {
         self.forget(&taken, effects);
         for occupant in taken {
             if occupant.is_asking() {
-                effects.woken.push(occupant.number);
+                effects.push(Effect::Wake(occupant.number));
             }
-            effects.dropped.extend(occupant.into_hold());
+            effects.drop(occupant.into_hold());
         }
     }
 
@@ -592,7 +593,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         for (waiter_no, offer) in contention.offers.remove_all(joins) {
             if let Offer::Join(hold, waiter) = offer {
                 contention.waiters.get_or_insert_with(waiter_no, || waiter);
-                effects.dropped.push(hold);
+                effects.push(Effect::Drop(hold));
             }
         }
         let offered = contention.offers.remove_all(|offer| match offer {
@@ -602,11 +603,11 @@ impl<H: Clone + PartialEq> NameState<H> {
         });
         for (_, offer) in offered {
             if let Offer::Hold(hold) = offer {
-                effects.returned.push(hold);
+                effects.push(Effect::Return(hold));
             }
         }
         if let Some(seeker) = seeker {
-            effects.woken.push(seeker.waiter_no);
+            effects.push(Effect::Wake(seeker.waiter_no));
             effects.forget(seeker.last_ask);
         }
     }
@@ -740,29 +741,29 @@ impl<H: Clone + PartialEq> NameState<H> {
     ) {
         let Recipient { waiter_no, is_asking } = recipient;
         let before = self.occupants.change(slot, |occupant| occupant.occupy(Some(next.clone())));
-        step.effects.dropped.extend(before.flatten());
+        step.effects.drop(before.flatten());
         let contention = self.contention.get_or_insert_default();
         let waiter = if is_asking { None } else { contention.waiters.remove(waiter_no) };
         let turn = if is_asking {
-            step.effects.handed_off = Some(HandOff { to: waiter_no, hold: next });
+            step.effects.push(Effect::HandOff { to: waiter_no, hold: next });
             contention.seeker.take().map(|seeker| {
                 let before = std::mem::replace(&mut contention.last_ask, seeker.last_ask);
                 step.effects.forget(before);
                 seeker.number
             })
         } else if waiter.is_some_and(|waiter| waiter.listens) {
-            step.effects.handed_off = Some(HandOff { to: waiter_no, hold: next });
+            step.effects.push(Effect::HandOff { to: waiter_no, hold: next });
             None
         } else {
             // It has been woken already, maybe for an offer that is void now.
             match contention.offers.insert(waiter_no, Offer::Hold(next)) {
                 Some(Offer::Turn(number)) => Some(number),
                 Some(Offer::Join(hold, _)) => {
-                    step.effects.dropped.push(hold);
+                    step.effects.push(Effect::Drop(hold));
                     None
                 }
                 Some(Offer::Hold(hold)) => {
-                    step.effects.returned.push(hold);
+                    step.effects.push(Effect::Return(hold));
                     None
                 }
                 None => None,
@@ -781,7 +782,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         let is_offered = |offer: &Offer<H>| matches!(offer, Offer::Hold(own) if own == hold);
         for (_, offer) in contention.offers.remove_all(is_offered) {
             if let Offer::Hold(hold) = offer {
-                effects.returned.push(hold);
+                effects.push(Effect::Return(hold));
             }
         }
     }
@@ -802,7 +803,7 @@ impl<H: Clone + PartialEq> NameState<H> {
             occupant.occupy(Some(hold))
         });
         let Some(before) = before else { return };
-        step.effects.dropped.extend(before);
+        step.effects.drop(before);
         self.gather(number, mode, joined_until);
         self.advance(step);
     }
@@ -901,7 +902,7 @@ mod tests {
     use super::*;
     use crate::engine::machine::chain::HandoffScope;
     use crate::engine::machine::effects::{Limits, Numbers};
-    use Effect::{Dropped, Forgotten, HandedOff, Returned, Woken};
+    use Effect::{Drop, Forget, HandOff, Return, Wake};
 
     const LIMITS: Limits = Limits {
         attempt: Duration::from_millis(10),
@@ -930,23 +931,13 @@ mod tests {
 
     type Hold = &'static str;
 
-    #[derive(Debug, PartialEq, Eq)]
-    enum Effect {
-        Dropped(Hold),
-        Returned(Hold),
-        HandedOff(u64, Hold),
-        Woken(u64),
-        /// The last request of this turn.
-        Forgotten(u64),
-    }
-
     /// A name whose time is `ms`.
     #[derive(Default)]
     struct Rig {
         state: NameState<Hold>,
         numbers: Numbers,
         ms: u64,
-        effects: Vec<Effect>,
+        effects: Vec<Effect<Hold>>,
     }
 
     impl Rig {
@@ -959,17 +950,12 @@ mod tests {
             let times = LIMITS.at(at(self.ms));
             let mut step = Step { times, numbers: &mut self.numbers, effects: &mut effects };
             let result = run(&mut self.state, &mut step);
-            let Effects { dropped, returned, handed_off, woken, forgotten } = effects;
-            dropped.each(|hold| self.effects.push(Dropped(hold)));
-            returned.each(|hold| self.effects.push(Returned(hold)));
-            self.effects.extend(handed_off.map(|handed| HandedOff(handed.to, handed.hold)));
-            woken.each(|number| self.effects.push(Woken(number)));
-            forgotten.each(|number| self.effects.push(Forgotten(number)));
+            effects.each(|effect| self.effects.push(effect));
             result
         }
 
         /// Returns the effects since the last look.
-        fn effects(&mut self) -> Vec<Effect> {
+        fn effects(&mut self) -> Vec<Effect<Hold>> {
             std::mem::take(&mut self.effects)
         }
 
@@ -1079,7 +1065,7 @@ mod tests {
         let slot = rig.hold(X, "a");
         assert_eq!(rig.effects(), []);
         assert!(rig.leave(slot));
-        assert_eq!(rig.effects(), [Dropped("a")]);
+        assert_eq!(rig.effects(), [Drop("a")]);
         assert!(rig.state.is_idle());
     }
 
@@ -1088,12 +1074,12 @@ mod tests {
         let (mut rig, first, [second, third, _]) = three_behind_a_turn();
         assert_eq!(rig.try_enter(X), None);
         assert!(rig.leave(first));
-        assert_eq!(rig.effects(), [Woken(second)]);
+        assert_eq!(rig.effects(), [Wake(second)]);
         assert_eq!(rig.pulse(third), None);
         let turn = rig.turn_of(second);
         assert_eq!(rig.effects(), []);
         assert!(rig.leave(turn));
-        assert_eq!(rig.effects(), [Woken(third)]);
+        assert_eq!(rig.effects(), [Wake(third)]);
     }
 
     #[test]
@@ -1102,16 +1088,16 @@ mod tests {
         rig.withdraw(second);
         assert_eq!(rig.effects(), []);
         rig.leave(first);
-        assert_eq!(rig.effects(), [Woken(third)]);
+        assert_eq!(rig.effects(), [Wake(third)]);
     }
 
     #[test]
     fn turn_of_a_waiter_that_goes_is_offered_to_the_next() {
         let (mut rig, first, [second, third, _]) = three_behind_a_turn();
         rig.leave(first);
-        assert_eq!(rig.effects(), [Woken(second)]);
+        assert_eq!(rig.effects(), [Wake(second)]);
         rig.withdraw(second);
-        assert_eq!(rig.effects(), [Woken(third)]);
+        assert_eq!(rig.effects(), [Wake(third)]);
     }
 
     #[test]
@@ -1127,17 +1113,17 @@ mod tests {
     fn waiters_are_woken_once_until_their_next_pulse() {
         let (mut rig, _, [second, third, fourth]) = three_behind_a_turn();
         rig.run(|state, step| state.wake_all(step.effects));
-        assert_eq!(rig.effects(), [Woken(second), Woken(third), Woken(fourth)]);
+        assert_eq!(rig.effects(), [Wake(second), Wake(third), Wake(fourth)]);
         assert_eq!(rig.pulse(third), None, "it waits on");
         rig.run(|state, step| state.wake_all(step.effects));
-        assert_eq!(rig.effects(), [Woken(third)]);
+        assert_eq!(rig.effects(), [Wake(third)]);
     }
 
     #[test]
     fn turn_not_taken_up_goes_on_and_its_waiter_stays_first() {
         let (mut rig, first, [late, second, third]) = three_behind_a_turn();
         rig.leave(first);
-        assert_eq!(rig.effects(), [Woken(late)]);
+        assert_eq!(rig.effects(), [Wake(late)]);
         assert_eq!(rig.pulse(second), None, "it is not due yet");
         rig.ms = 11;
         let taken = rig.turn_of(second);
@@ -1145,7 +1131,7 @@ mod tests {
         assert_eq!(rig.pulse(late), None);
         rig.effects();
         rig.leave(taken);
-        assert_eq!(rig.effects(), [Woken(late)]);
+        assert_eq!(rig.effects(), [Wake(late)]);
         assert_eq!(rig.pulse(third), None);
         let turn = rig.turn_of(late);
         rig.leave(turn);
@@ -1160,7 +1146,7 @@ mod tests {
         rig.effects();
         assert_eq!(rig.pulse(fourth), None, "the turn of the second is the third's now");
         // The number of a turn stands for its call, which is none here.
-        assert!(rig.effects().contains(&Woken(third)));
+        assert!(rig.effects().contains(&Wake(third)));
         let turn = rig.turn_of(second);
         assert_eq!((rig.pulse(third), rig.pulse(fourth)), (None, None));
         rig.leave(turn);
@@ -1179,9 +1165,9 @@ mod tests {
         assert_eq!(rig.keep_in(first, PERMIT, false), Kept::Yes);
         rig.install(first, PERMIT, "a");
         assert!(rig.hand_off(first, &CHAIN, "b"));
-        assert_eq!(rig.effects(), [Woken(second), Dropped("a"), Woken(third)]);
+        assert_eq!(rig.effects(), [Wake(second), Drop("a"), Wake(third)]);
         rig.run(|state, step| state.miss(&"b", step.effects));
-        assert_eq!(rig.effects(), [Returned("b")]);
+        assert_eq!(rig.effects(), [Return("b")]);
         let Some(Admitted::Turn(turn, None)) = rig.pulse_in(second, PERMIT) else {
             panic!("the third has its turn")
         };
@@ -1198,7 +1184,7 @@ mod tests {
         let [writer] = rig.waiters(Mode::Write);
         let [reader] = rig.waiters(Mode::Read);
         rig.withdraw(writer);
-        assert_eq!(rig.effects(), [Woken(reader)]);
+        assert_eq!(rig.effects(), [Wake(reader)]);
         assert_eq!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Join("a")));
     }
 
@@ -1211,7 +1197,7 @@ mod tests {
         assert_eq!(rig.pulse(third), None);
         rig.ms = 60;
         let taken = rig.turn_of(second);
-        assert_eq!(rig.effects(), [Woken(first)], "its call learns it, if it is polled");
+        assert_eq!(rig.effects(), [Wake(first)], "its call learns it, if it is polled");
         assert_eq!(rig.state.asks(first, at(60), until(99)), None);
         rig.state.beat(first, until(0));
         assert_eq!(rig.pulse(third), None, "the second has it");
@@ -1240,7 +1226,7 @@ mod tests {
         let taken = rig.turn_of(last);
         let woken = rig.effects();
         assert!(
-            unpolled.iter().all(|waiter_no| woken.contains(&Woken(*waiter_no))),
+            unpolled.iter().all(|waiter_no| woken.contains(&Wake(*waiter_no))),
             "out of the queue"
         );
         rig.state.beat(taken, until(600));
@@ -1259,7 +1245,7 @@ mod tests {
         let taken = rig.turn_of(second);
         rig.effects();
         assert_eq!(rig.keep(first), Kept::Yes);
-        assert_eq!(rig.effects(), [Woken(taken)], "its call need not wait for the poll bound");
+        assert_eq!(rig.effects(), [Wake(taken)], "its call need not wait for the poll bound");
         assert_eq!(rig.state.asks(taken, at(20), until(99)), None);
         assert_eq!(rig.keep(taken), Kept::Excluded, "the first has a hold");
         assert!(!rig.leave(taken));
@@ -1281,7 +1267,7 @@ mod tests {
         assert_eq!((rig.pulse(third), rig.pulse(fourth)), (None, None));
         rig.effects();
         rig.leave(first);
-        assert_eq!(rig.effects(), [Woken(third)]);
+        assert_eq!(rig.effects(), [Wake(third)]);
         rig.turn_of(third);
     }
 
@@ -1292,7 +1278,7 @@ mod tests {
         rig.ms = 11;
         let slot = rig.hold(X, "b");
         assert_eq!(rig.keep(late), Kept::Excluded);
-        assert_eq!(rig.effects(), [Woken(late)], "when it was reclaimed");
+        assert_eq!(rig.effects(), [Wake(late)], "when it was reclaimed");
         assert_eq!(rig.state.holds().collect::<Vec<_>>(), [&"b"]);
         assert!(rig.state.has(slot) && !rig.state.has(late));
     }
@@ -1365,7 +1351,7 @@ mod tests {
         let (mut rig, first, waiters) = three_behind_a_turn();
         rig.ms = 5_000;
         rig.leave(first);
-        assert_eq!(rig.effects(), [Woken(waiters[0])], "none is polled, so none is passed over");
+        assert_eq!(rig.effects(), [Wake(waiters[0])], "none is polled, so none is passed over");
         assert_eq!(rig.try_enter(X), None);
         rig.turn_of(waiters[0]);
         assert_eq!(rig.try_enter(X), None);
@@ -1386,11 +1372,11 @@ mod tests {
     fn hold_comes_with_the_wake_up_of_its_waiter() {
         let (mut rig, slot, [second, third, _]) = three_behind_a_hold();
         assert!(rig.hand_off(slot, &CHAIN, "b"));
-        assert_eq!(rig.effects(), [Dropped("a"), HandedOff(second, "b")]);
+        assert_eq!(rig.effects(), [Drop("a"), HandOff { to: second, hold: "b" }]);
         assert_eq!(rig.state.holds().collect::<Vec<_>>(), [&"b"]);
         assert_eq!(rig.pulse(third), None);
         rig.leave(slot);
-        assert_eq!(rig.effects(), [Dropped("b"), Woken(third)]);
+        assert_eq!(rig.effects(), [Drop("b"), Wake(third)]);
     }
 
     #[test]
@@ -1399,7 +1385,7 @@ mod tests {
         rig.run(|state, step| state.wake_all(step.effects));
         rig.effects();
         assert!(rig.hand_off(slot, &CHAIN, "b"));
-        assert_eq!(rig.effects(), [Dropped("a")]);
+        assert_eq!(rig.effects(), [Drop("a")]);
         assert_eq!(rig.pulse(third), None, "it is the second one's");
         assert_eq!(rig.pulse(second), Some(Admitted::Hold("b")));
         assert_eq!(rig.effects(), []);
@@ -1418,11 +1404,11 @@ mod tests {
     fn hold_of_a_waiter_that_goes_is_returned() {
         let (mut rig, slot, [second, third, _]) = offered();
         rig.withdraw(second);
-        assert_eq!(rig.effects(), [Returned("b")]);
+        assert_eq!(rig.effects(), [Return("b")]);
         // The shell hands it off again.
         rig.pulse(third);
         assert!(rig.hand_off(slot, &CHAIN, "c"));
-        assert_eq!(rig.effects(), [Dropped("b"), HandedOff(third, "c")]);
+        assert_eq!(rig.effects(), [Drop("b"), HandOff { to: third, hold: "c" }]);
     }
 
     #[test]
@@ -1431,7 +1417,7 @@ mod tests {
         rig.run(|state, step| state.miss(&"other", step.effects));
         assert_eq!(rig.effects(), []);
         rig.run(|state, step| state.miss(&"b", step.effects));
-        assert_eq!(rig.effects(), [Returned("b")]);
+        assert_eq!(rig.effects(), [Return("b")]);
         assert_eq!(rig.pulse(third), None);
         assert_eq!(rig.pulse(second), None, "it keeps its place");
         assert!(rig.state.is_first(second, at(0)));
@@ -1442,7 +1428,7 @@ mod tests {
         let (mut rig, slot, [second, third, _]) = offered();
         rig.pulse(third);
         rig.leave(slot);
-        assert_eq!(rig.effects(), [Dropped("b"), Returned("b"), Woken(third)]);
+        assert_eq!(rig.effects(), [Return("b"), Drop("b"), Wake(third)]);
         // It is first again as soon as it gives a pulse.
         rig.turn_of(second);
     }
@@ -1471,7 +1457,7 @@ mod tests {
             // One behind it suits, and overtakes none.
             assert_eq!(rig.pulse_of(91, Demand { arrived: at(0), ..plain }), None);
             assert_eq!(rig.hand_off(slot, &chain, "b"), suits, "{demand:?} {chain:?}");
-            let expected = [Dropped("a"), HandedOff(90, "b")];
+            let expected = [Drop("a"), HandOff { to: 90, hold: "b" }];
             assert_eq!(rig.effects(), if suits { &expected[..] } else { &[] });
         }
     }
@@ -1483,7 +1469,7 @@ mod tests {
         assert_eq!(rig.pulse(third), None);
         assert!(!rig.state.is_first(second, at(150)));
         assert!(rig.hand_off(slot, &CHAIN, "b"));
-        assert_eq!(rig.effects(), [Dropped("a"), HandedOff(third, "b")]);
+        assert_eq!(rig.effects(), [Drop("a"), HandOff { to: third, hold: "b" }]);
     }
 
     #[test]
@@ -1550,7 +1536,7 @@ mod tests {
         let [second, third] = rig.waiters(PERMIT);
         assert_eq!(rig.keep_in(first, PERMIT, false), Kept::Yes);
         rig.install(first, PERMIT, "a");
-        assert_eq!(rig.effects(), [Woken(second)]);
+        assert_eq!(rig.effects(), [Wake(second)]);
         assert_eq!(rig.pulse_in(third, PERMIT), None);
         let Some(Admitted::Turn(turn, _)) = rig.pulse_in(second, PERMIT) else { panic!("no turn") };
         rig.state.refuse(turn);
@@ -1581,7 +1567,7 @@ mod tests {
             )));
             let [next] = rig.waiters(mode);
             assert_eq!(rig.hand_off(slot, &CHAIN, "b"), suits);
-            let expected = [Dropped("a"), HandedOff(waiter_no, "b"), Woken(next)];
+            let expected = [Drop("a"), HandOff { to: waiter_no, hold: "b" }, Wake(next)];
             assert_eq!(rig.effects(), if suits { &expected[..] } else { &[] });
             assert_eq!(rig.state.has(turn), !suits, "its turn ends in the same step");
         }
@@ -1608,7 +1594,10 @@ mod tests {
             }
             let [next] = rig.waiters(PERMIT);
             assert!(rig.hand_off(slot, &CHAIN, "b"));
-            assert_eq!(rig.effects(), [Dropped("a"), HandedOff(waiter_no, "b"), Woken(next)]);
+            assert_eq!(
+                rig.effects(),
+                [Drop("a"), HandOff { to: waiter_no, hold: "b" }, Wake(next)]
+            );
             let admitted = rig.pulse_in(next, PERMIT);
             let Some(Admitted::Turn(_, found)) = admitted else {
                 panic!("no turn but {admitted:?}")
@@ -1629,7 +1618,7 @@ mod tests {
         assert!(rig.hand_off(slot, &CHAIN, "b"));
         assert_eq!(
             rig.effects(),
-            [Dropped("a"), HandedOff(waiter_no, "b"), Forgotten(turn)],
+            [Drop("a"), HandOff { to: waiter_no, hold: "b" }, Forget(turn)],
             "none waits"
         );
 
@@ -1637,20 +1626,20 @@ mod tests {
         let [next] = rig.waiters(PERMIT);
         assert!(rig.hand_off(slot, &CHAIN, "b"));
         rig.withdraw(next);
-        let expected = [Dropped("a"), HandedOff(waiter_no, "b"), Woken(next), Forgotten(turn)];
+        let expected = [Drop("a"), HandOff { to: waiter_no, hold: "b" }, Wake(next), Forget(turn)];
         assert_eq!(rig.effects(), expected, "the next one goes");
 
         let (mut rig, _, waiter_no, turn) = asking();
         rig.leave(turn);
-        assert_eq!(rig.effects(), [Woken(waiter_no), Forgotten(turn)], "its turn ends");
+        assert_eq!(rig.effects(), [Wake(waiter_no), Forget(turn)], "its turn ends");
 
         let (mut rig, _, _, turn) = asking();
         assert_eq!(rig.keep_in(turn, PERMIT, false), Kept::Yes);
-        assert_eq!(rig.effects(), [Forgotten(turn)], "the store grants it");
+        assert_eq!(rig.effects(), [Forget(turn)], "the store grants it");
 
         let (mut rig, _, waiter_no, turn) = asking();
         rig.run(|state, step| state.seek(turn, waiter_no, Duration::ZERO, step.effects));
-        assert_eq!(rig.effects(), [Forgotten(turn)], "it begins again");
+        assert_eq!(rig.effects(), [Forget(turn)], "it begins again");
     }
 
     #[test]
@@ -1681,9 +1670,9 @@ mod tests {
         let (mut rig, slot, _, turn) = asking_for_permits(PERMIT);
         let [second, third] = rig.waiters(PERMIT);
         rig.leave(turn);
-        assert_eq!(rig.effects(), [Woken(second)]);
+        assert_eq!(rig.effects(), [Wake(second)]);
         assert!(rig.hand_off(slot, &CHAIN, "b"));
-        assert_eq!(rig.effects(), [Dropped("a"), Woken(third)]);
+        assert_eq!(rig.effects(), [Drop("a"), Wake(third)]);
         assert_eq!(rig.pulse_in(second, PERMIT), Some(Admitted::Hold("b")));
     }
 
@@ -1694,7 +1683,7 @@ mod tests {
         let [next] = rig.waiters(PERMIT);
         rig.ms = 11;
         assert!(matches!(rig.pulse_in(next, PERMIT), Some(Admitted::Turn(..))));
-        assert_eq!(rig.effects(), [Woken(waiter_no), Woken(turn)]);
+        assert_eq!(rig.effects(), [Wake(waiter_no), Wake(turn)]);
         assert!(!rig.run(|state, step| state.seek(turn, waiter_no, Duration::ZERO, step.effects)));
     }
 
@@ -1722,13 +1711,13 @@ mod tests {
         let [last] = rig.waiters(Mode::Read);
         assert_eq!(rig.keep_in(turn, Mode::Read, false), Kept::Yes);
         rig.install(turn, Mode::Read, "a");
-        assert_eq!(rig.effects(), [Woken(one), Woken(other)]);
+        assert_eq!(rig.effects(), [Wake(one), Wake(other)]);
         assert_eq!(rig.pulse_in(other, Mode::Read), Some(Admitted::Join("a")));
         assert_eq!(rig.pulse_in(one, Mode::Read), Some(Admitted::Join("a")));
         assert_eq!(rig.pulse_in(last, Mode::Read), None);
         assert_eq!(rig.state.read_hold(at(0)), None, "it would overtake the writer");
         rig.leave(turn);
-        assert_eq!(rig.effects(), [Dropped("a"), Woken(writer)]);
+        assert_eq!(rig.effects(), [Drop("a"), Wake(writer)]);
     }
 
     #[test]
@@ -1737,12 +1726,12 @@ mod tests {
         let turn = rig.try_enter(Mode::Read).expect("a turn");
         let [one, other] = rig.waiters(Mode::Read);
         rig.leave(turn);
-        assert_eq!(rig.effects(), [Woken(one)]);
+        assert_eq!(rig.effects(), [Wake(one)]);
         // Readers that wait are no contention for one that makes one attempt.
         let turn = rig.try_enter(Mode::Read).expect("a turn");
         assert_eq!(rig.keep_in(turn, Mode::Read, false), Kept::Yes);
         rig.install(turn, Mode::Read, "a");
-        assert_eq!(rig.effects(), [Woken(other)]);
+        assert_eq!(rig.effects(), [Wake(other)]);
         assert!(matches!(rig.pulse_in(one, Mode::Read), Some(Admitted::Turn(..))));
         assert_eq!(rig.pulse_in(other, Mode::Read), Some(Admitted::Join("a")));
     }
@@ -1754,7 +1743,7 @@ mod tests {
         let [reader] = rig.waiters(Mode::Read);
         let seated = rig.seated(slot, Mode::Read, "r");
         rig.run(|state, step| state.reseat(seated, step));
-        assert_eq!(rig.effects(), [Dropped("w"), Woken(reader)]);
+        assert_eq!(rig.effects(), [Drop("w"), Wake(reader)]);
         assert_eq!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Join("r")));
     }
 
@@ -1778,11 +1767,11 @@ mod tests {
         let [writer] = rig.waiters(Mode::Write);
         assert_eq!(rig.keep_in(turn, Mode::Read, false), Kept::Yes);
         rig.install(turn, Mode::Read, "a");
-        assert_eq!(rig.effects(), [Woken(reader)]);
+        assert_eq!(rig.effects(), [Wake(reader)]);
         assert_eq!(rig.state.waiting(), 1, "the reader is about to join");
         rig.leave(turn);
         // The reader has been woken already. It finds a turn at its pulse.
-        assert_eq!(rig.effects(), [Dropped("a"), Dropped("a")]);
+        assert_eq!(rig.effects(), [Drop("a"), Drop("a")]);
         assert!(matches!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Turn(..))));
         assert_eq!(rig.pulse_in(writer, Mode::Write), None);
     }
@@ -1797,12 +1786,12 @@ mod tests {
         assert!(rig.state.begin_upgrade(turn));
         let seated = rig.seated(turn, Mode::Write, "w");
         rig.run(|state, step| state.reseat(seated, step));
-        assert_eq!(rig.effects(), [Woken(reader), Dropped("a")]);
+        assert_eq!(rig.effects(), [Wake(reader), Drop("a")]);
         // The join fails, because the hold is over, and the reader waits again.
         assert_eq!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Join("a")));
         assert_eq!(rig.pulse_in(reader, Mode::Read), None);
         rig.leave(turn);
-        assert_eq!(rig.effects(), [Dropped("w"), Woken(reader)]);
+        assert_eq!(rig.effects(), [Drop("w"), Wake(reader)]);
     }
 
     #[test]
@@ -1823,7 +1812,7 @@ mod tests {
         assert!(rig.state.begin_upgrade(slot));
         let [reader] = rig.waiters(Mode::Read);
         rig.run(|state, step| state.end_upgrade(slot, Mode::Read, step));
-        assert_eq!(rig.effects(), [Woken(reader)]);
+        assert_eq!(rig.effects(), [Wake(reader)]);
         assert_eq!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Join("a")));
     }
 

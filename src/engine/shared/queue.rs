@@ -17,7 +17,7 @@ use super::wakers::{ByNumber, Listener, TurnNumber, Waker, Wakers, Woken, wake};
 use crate::clock::{Clock, Instant};
 use crate::engine::machine::chain::Chain;
 use crate::engine::machine::count::Share;
-use crate::engine::machine::effects::{Effects, Few, HandOff, Limits, Numbers, Step, Times};
+use crate::engine::machine::effects::{Effect, Effects, Few, Limits, Numbers, Step, Times};
 use crate::engine::machine::mode;
 use crate::engine::machine::name::{Admitted, Granted, Kept, LastAsk, NameState, Seated, Silence};
 use crate::engine::machine::pause::{Heard, Pauses};
@@ -87,17 +87,22 @@ impl Drop for HandedOff {
 
 /// Effects on their way out of the lock: with the wakers instead of the numbers. [`Queue::perform`] performs them.
 #[must_use = "waiters wait for it"]
-pub(crate) struct Deferred {
-    dropped: Few<Arc<Hold>>,
-    returned: Few<Arc<Hold>>,
-    delivery: Option<Delivery>,
-    woken: Few<Waker>,
-    forgotten: Few<Arc<Wakeups>>,
+#[derive(Default)]
+pub(crate) struct Deferred(Few<DeferredEffect>);
+
+/// An [`Effect`] with the waker of its waiter.
+enum DeferredEffect {
+    Drop(Arc<Hold>),
+    Return(Arc<Hold>),
+    HandOff { to: Listener, hold: Arc<Hold> },
+    Wake(Waker),
+    Forget(Arc<Wakeups>),
 }
 
-struct Delivery {
-    to: Listener,
-    hold: Arc<Hold>,
+/// A waiter to wake, maybe with a hold.
+struct WakeUp {
+    waker: Waker,
+    offered: Option<HandedOff>,
 }
 
 /// A turn that has begun.
@@ -194,20 +199,22 @@ impl QueueState {
 
     /// Replaces the numbers in effects by wakers.
     fn defer(&mut self, effects: Effects<Arc<Hold>>) -> Deferred {
-        let Effects { dropped, mut returned, handed_off, woken: numbers, forgotten: last } =
-            effects;
-        let mut delivery = None;
-        if let Some(HandOff { to, hold }) = handed_off {
-            match self.wakers.remove(to) {
-                Some(to) => delivery = Some(Delivery { to, hold }),
-                None => returned.push(hold),
-            }
-        }
-        let mut woken = Few::default();
-        numbers.each(|number| woken.extend(self.wakers.take(number)));
-        let mut forgotten = Few::default();
-        last.each(|number| forgotten.extend(self.subscriptions.remove(number)));
-        Deferred { dropped, returned, delivery, woken, forgotten }
+        let mut deferred = Few::default();
+        effects.each(|effect| {
+            deferred.extend(match effect {
+                Effect::Drop(hold) => Some(DeferredEffect::Drop(hold)),
+                Effect::Return(hold) => Some(DeferredEffect::Return(hold)),
+                Effect::HandOff { to, hold } => Some(match self.wakers.remove(to) {
+                    Some(to) => DeferredEffect::HandOff { to, hold },
+                    None => DeferredEffect::Return(hold),
+                }),
+                Effect::Wake(number) => self.wakers.take(number).map(DeferredEffect::Wake),
+                Effect::Forget(number) => {
+                    self.subscriptions.remove(number).map(DeferredEffect::Forget)
+                }
+            });
+        });
+        Deferred(deferred)
     }
 }
 
@@ -254,16 +261,19 @@ impl Queue {
 
     /// Performs effects. Call it with no lock held: a waker of a user runs here, and may block.
     pub(in crate::engine) fn perform(&self, effects: Deferred) {
-        let Deferred { dropped, returned, delivery, woken, forgotten } = effects;
-        drop((dropped, forgotten));
-        returned.each(|hold| drop(self.on_its_way(hold)));
-        if let Some(Delivery { to, hold }) = delivery {
-            let offered = self.on_its_way(hold);
-            if let Some(waker) = to.waker {
-                wake(waker, Some(offered));
+        // A waker may block: it delays no hold that goes to the next waiter.
+        let mut woken = Few::default();
+        effects.0.each(|effect| match effect {
+            DeferredEffect::Drop(hold) => drop(hold),
+            DeferredEffect::Forget(wakeups) => drop(wakeups),
+            DeferredEffect::Return(hold) => drop(self.on_its_way(hold)),
+            DeferredEffect::HandOff { to, hold } => {
+                let offered = Some(self.on_its_way(hold));
+                woken.extend(to.waker.map(|waker| WakeUp { waker, offered }));
             }
-        }
-        woken.each(|waker| wake(waker, None));
+            DeferredEffect::Wake(waker) => woken.push(WakeUp { waker, offered: None }),
+        });
+        woken.each(|WakeUp { waker, offered }| wake(waker, offered));
     }
 
     fn on_its_way(&self, hold: Arc<Hold>) -> HandedOff {
@@ -480,7 +490,11 @@ impl Queue {
         for state in names.values_mut() {
             let mut effects = Effects::default();
             state.wake_all(&mut effects);
-            effects.woken.each(|number| woken.extend(wakers.take(number)));
+            effects.each(|effect| {
+                if let Effect::Wake(number) = effect {
+                    woken.extend(wakers.take(number));
+                }
+            });
         }
         drop(queue);
         woken.into_iter().for_each(|waker| wake(waker, None));

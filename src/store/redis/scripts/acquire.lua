@@ -4,7 +4,7 @@
 -- lock, a hash of one field: holder id -> hold count; fence, a string: the last reserved fencing token (nil: none is reserved); holder, the
 -- id; ttl in ms; block, the number of fencing tokens to reserve; retention, the time in ms to
 -- remember the last of them (0: forever) once the clock has passed it; up to a twentieth less, and longer if the key has
--- a longer time to live or none. They also define three values that all acquires of a call share: now, the server's time in microseconds;
+-- a longer time to live or none; span, a twentieth of it in microseconds. They also define three values that all acquires of a call share: now, the server's time in microseconds;
 -- newest, as text, the last fencing token of a block that begins there; and vacant: no key of a lock is there.
 --
 -- Reply  the first fencing token (0: none)   granted; an even one is not ahead of the clock
@@ -22,7 +22,7 @@ if not free then
   doing = 'HEXISTS'
   if call('HEXISTS', lock, 'mode') == 1 then
     -- Redisson grants a read-write lock over a lock, which then has other holders, too.
-    error(refusal(READ_WRITE))
+    error(redis.error_reply(READ_WRITE))
   end
   if call('HEXISTS', lock, holder) == 0 then
     if call('HEXISTS', lock, 'leasehold:done') == 1 then

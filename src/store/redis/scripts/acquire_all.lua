@@ -11,7 +11,7 @@
 local fenced = ARGV[2] ~= '0'
 ttl, block, retention = ARGV[1], 1, ARGV[3]
 whole(ttl, 1, LONGEST_TTL)
-whole(retention, 0, 9007199254740991)
+span = whole(retention, 0, 9007199254740991) * 50
 if fenced then
   block = whole(ARGV[2], 1, 1000000)
 end
@@ -36,7 +36,7 @@ local function look(lock, holder)
   end
   doing = 'HEXISTS'
   if call('HEXISTS', lock, 'mode') == 1 then
-    error(refusal(READ_WRITE))
+    error(redis.error_reply(READ_WRITE))
   end
   if call('HEXISTS', lock, holder) == 1 then
     return false, nil

@@ -16,7 +16,7 @@ local function written(field)
   doing = 'HGET'
   local text = try('HGET', metadata, field)
   if type(text) == 'table' then
-    error(find(text.err, 'WRONGTYPE', 1, true) and refusal('WRONGTYPE the key ' .. metadata .. ' holds no metadata') or text)
+    error(string.find(text.err, 'WRONGTYPE', 1, true) and redis.error_reply('WRONGTYPE the key ' .. metadata .. ' holds no metadata') or text)
   end
   return text
 end
@@ -56,7 +56,7 @@ doing = 'HSET'
 call('HSET', metadata, unpack(words))
 local done, caught = pcall(function()
   doing = 'PEXPIRE'
-  call('PEXPIRE', metadata, format('%d', ttl))
+  call('PEXPIRE', metadata, string.format('%d', ttl))
 end)
 if not done then
   -- No key stays without a time to live.

@@ -23,7 +23,7 @@ local unset = 'LEASEHOLD nothing is set'
 -- Sets the common arguments of the acquires that follow, so that they are checked only once.
 local function set(new_ttl, new_block, new_retention)
   whole(new_ttl, 1, LONGEST_TTL)
-  whole(new_retention, 0, 9007199254740991)
+  span = whole(new_retention, 0, 9007199254740991) * 50
   ttl, retention = new_ttl, new_retention
   block, newest = whole(new_block, 1, 1000000), nil
   unset = nil

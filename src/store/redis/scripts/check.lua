@@ -17,8 +17,8 @@ local function message(caught)
     caught = caught.err
   end
   local text = tostring(caught)
-  if find(text, 'user executing the script', 1, true) or find(text, 'called from script', 1, true)
-    or find(text, 'Invalid command', 1, true) then
+  if string.find(text, 'user executing the script', 1, true) or string.find(text, 'called from script', 1, true)
+    or string.find(text, 'Invalid command', 1, true) then
     text = text .. " ('" .. doing .. "')"
   end
   return text

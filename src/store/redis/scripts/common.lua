@@ -1,8 +1,9 @@
 -- The common part of the scripts that write. Checks come before the first write, because Redis does not roll back.
 -- There are no functions: making one costs as much as half a small command, in every call.
 
--- Looked up once, because access to a global costs more each time.
-local call, try, find, format, refusal = redis.call, redis.pcall, string.find, string.format, redis.error_reply
+-- Looked up once, because access to a global costs more each time. The rest is looked up where it is used: a lone grant needs
+-- little of it.
+local call, try = redis.call, redis.pcall
 
 -- The current command: a server does not name the one that it refuses or does not know.
 local doing = ''

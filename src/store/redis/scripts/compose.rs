@@ -11,32 +11,22 @@ macro_rules! compose {
     ($dir:literal, batch, $publish:literal) => {
         concat!(
             compose!($dir; "common", "check", $publish),
-            // All acquires of a call share these: see `acquire.lua`.
-            "local ttl, block, retention, now, newest, vacant\n",
-            "local function acquire(lock, fence, holder)\n",
-            compose!($dir; "acquire", "fence", "grant"),
-            "end\nlocal function release(lock, holder)\n",
-            compose!($dir; "release", "wake"),
-            "end\n",
+            compose!($dir, function_acquire),
+            compose!($dir, function_release),
             compose!($dir; "batch"),
         )
     };
     ($dir:literal, acquire_all) => {
         concat!(
             compose!($dir; "common", "check"),
-            "local ttl, block, retention, now, newest, vacant\n",
-            "local function acquire(lock, fence, holder)\n",
-            compose!($dir; "acquire", "fence", "grant"),
-            "end\n",
+            compose!($dir, function_acquire),
             compose!($dir; "acquire_all"),
         )
     };
     ($dir:literal, force, $publish:literal) => {
         concat!(
             compose!($dir; "common", "check", $publish, "noted", "note"),
-            "local function wake(lock)\n",
-            compose!($dir; "wake"),
-            "end\n",
+            compose!($dir, function_wake),
             compose!($dir; "force"),
         )
     };
@@ -79,39 +69,30 @@ macro_rules! compose {
     ($dir:literal, line_acquire, $publish:literal) => {
         compose!(
             $dir, run, [$publish], ["line_acquire"],
-            // `acquire.lua` says what these are.
-            "local ttl, block, retention, now, newest, vacant\n",
-            "local function acquire(lock, fence, holder)\n",
-            compose!($dir; "acquire", "fence", "grant"),
-            "end\nlocal function wake(lock)\n",
-            compose!($dir; "wake"),
-            "end\n",
+            compose!($dir, function_acquire),
+            compose!($dir, function_wake),
             compose!($dir, line_of)
         )
     };
     ($dir:literal, release_keep, $publish:literal) => {
         compose!(
             $dir, run, [$publish], ["release_keep"],
-            "local function wake(lock)\n",
-            compose!($dir; "wake"),
-            "end\n"
+            compose!($dir, function_wake)
         )
     };
     ($dir:literal, line_release, $publish:literal) => {
         compose!(
             $dir, run, [$publish], ["line_release"],
-            "local now\nlocal function release(lock, holder)\n",
-            compose!($dir; "release", "wake"),
-            "end\n",
+            "local now\n",
+            compose!($dir, function_release),
             compose!($dir, line_of)
         )
     };
     ($dir:literal, line_leave, $publish:literal) => {
         compose!(
             $dir, run, [$publish], ["line_leave"],
-            "local now\nlocal function wake(lock)\n",
-            compose!($dir; "wake"),
-            "end\n",
+            "local now\n",
+            compose!($dir, function_wake),
             compose!($dir, line_of)
         )
     };
@@ -122,6 +103,29 @@ macro_rules! compose {
         concat!(
             "local function line_of(line, lapses, holder)\n",
             compose!($dir; "line_common"),
+            "end\n",
+        )
+    };
+    ($dir:literal, function_acquire) => {
+        concat!(
+            // All acquires of a call share these: see `acquire.lua`.
+            "local ttl, block, retention, span, now, newest, vacant\n",
+            "local function acquire(lock, fence, holder)\n",
+            compose!($dir; "acquire", "fence", "grant"),
+            "end\n",
+        )
+    };
+    ($dir:literal, function_release) => {
+        concat!(
+            "local function release(lock, holder)\nlocal braced = string.find(lock, '{', 1, true)\n",
+            compose!($dir; "release", "wake"),
+            "end\n",
+        )
+    };
+    ($dir:literal, function_wake) => {
+        concat!(
+            "local function wake(lock)\nlocal braced = string.find(lock, '{', 1, true)\n",
+            compose!($dir; "wake"),
             "end\n",
         )
     };

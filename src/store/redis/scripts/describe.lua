@@ -16,7 +16,7 @@ doing = 'HSET'
 call('HSET', key, unpack(ARGV, 2))
 local done, caught = pcall(function()
   doing = 'PEXPIRE'
-  call('PEXPIRE', key, format('%d', ttl))
+  call('PEXPIRE', key, string.format('%d', ttl))
 end)
 if not done then
   -- No key stays without a time to live.

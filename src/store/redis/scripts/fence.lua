@@ -17,7 +17,7 @@ if fence and first == 0 then
   end
   first = now - now % 2
   -- To format a number costs half as much as a command.
-  newest = newest or format('%d', first + block - 1)
+  newest = newest or string.format('%d', first + block - 1)
   local forever = retention == '0'
   if forever then
     doing = 'GET'
@@ -32,7 +32,7 @@ if fence and first == 0 then
     if not forever then
       call('SET', fence, text, 'KEEPTTL')
     end
-    error(refusal('WRONGTYPE the key of the fencing token holds no number that can grow'))
+    error(redis.error_reply('WRONGTYPE the key of the fencing token holds no number that can grow'))
   end
   doing = 'SET'
   if last and last >= first then
@@ -41,15 +41,15 @@ if fence and first == 0 then
     last = last - last % 1
     first = last + 1 + last % 2
     if not forever then
-      call('SET', fence, format('%d', first + block - 1), 'KEEPTTL')
+      call('SET', fence, string.format('%d', first + block - 1), 'KEEPTTL')
     end
   end
   if forever then
-    call('SET', fence, format('%d', first + block - 1))
+    call('SET', fence, string.format('%d', first + block - 1))
   else
-    local kept, span, ahead = retention, retention * 50, first + block - now
+    local kept, ahead = retention, first + block - now
     if ahead >= 1000 then
-      kept = format('%d', retention + ahead / 1000)
+      kept = string.format('%d', retention + ahead / 1000)
     end
     if not text then
       call('SET', fence, newest, 'PX', kept)

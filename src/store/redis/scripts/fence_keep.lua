@@ -21,7 +21,7 @@ local function keep_fence(fence, retention)
     now = time[1] * 1000000 + time[2]
   end
   if last >= now + 1000 then
-    retention = format('%d', retention + (last - now) / 1000)
+    retention = string.format('%d', retention + (last - now) / 1000)
   end
   doing = 'PEXPIRE'
   call('PEXPIRE', fence, retention, 'GT')

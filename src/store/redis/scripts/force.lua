@@ -11,7 +11,7 @@
 local function force(lock)
   doing = 'HEXISTS'
   if call('HEXISTS', lock, 'mode') == 1 then
-    error(refusal(READ_WRITE))
+    error(redis.error_reply(READ_WRITE))
   end
   local holder
   if ARGV[6] then
@@ -34,4 +34,4 @@ local function force(lock)
 end
 
 local done, reply = pcall(force, KEYS[1])
-return done and reply or refusal(message(reply))
+return done and reply or redis.error_reply(message(reply))

@@ -106,9 +106,13 @@ impl Keys {
         format!("{}:{suffix}", self.derived("", name).concat())
     }
 
+    /// Returns whether the key of a lock has a brace, so that those which are derived from it need none.
+    pub(super) fn has_brace(&self, name: &Name) -> bool {
+        self.lock(name).iter().any(|part| part.contains('{'))
+    }
+
     fn derived<'a>(&'a self, kind: &'static str, name: &'a Name) -> [&'a str; 5] {
-        let tagged = self.lock(name).iter().any(|part| part.contains('{'));
-        let (open, close) = if tagged { ("", "") } else { ("{", "}") };
+        let (open, close) = if self.has_brace(name) { ("", "") } else { ("{", "}") };
         [kind, open, &self.prefix, name.as_str(), close]
     }
 }

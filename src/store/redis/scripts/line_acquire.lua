@@ -14,12 +14,12 @@
 -- it younger. A copy that comes after the place was left takes it once more; it lapses.
 
 local lock, fence, holder = KEYS[1], KEYS[4], ARGV[1]
-ttl, block, retention = ARGV[2], 1, '0'
+ttl, block, retention, span = ARGV[2], 1, '0', 0
 whole(ttl, 1, LONGEST_TTL)
 local waited, kept = whole(ARGV[3], 0, 9007199254740991), whole(ARGV[4], 0, LONGEST_TTL)
 if fence then
   block, retention = whole(ARGV[5], 1, 1000000), ARGV[6]
-  whole(retention, 0, 9007199254740991)
+  span = whole(retention, 0, 9007199254740991) * 50
 end
 
 doing = 'EXISTS'

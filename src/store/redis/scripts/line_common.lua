@@ -74,15 +74,15 @@ local function live(key, kept)
   doing = 'PTTL'
   if call('PTTL', key) < kept then
     doing = 'PEXPIRE'
-    call('PEXPIRE', key, format('%d', kept))
+    call('PEXPIRE', key, string.format('%d', kept))
   end
 end
 
 local function write(arrived, kept)
   doing = 'ZADD'
-  call('ZADD', line, format('%d', arrived), manager)
+  call('ZADD', line, string.format('%d', arrived), manager)
   doing = 'HSET'
-  call('HSET', lapses, manager, format('%d %d', number, now + kept * 1000))
+  call('HSET', lapses, manager, string.format('%d %d', number, now + kept * 1000))
   live(line, kept * 2)
   live(lapses, kept * 2)
 end
@@ -107,7 +107,7 @@ local function take(arrived, kept)
     try('HDEL', lapses, manager)
     doing = what
     -- In a full memory it waits all the same, without a place.
-    if not find(message(caught), 'OOM', 1, true) then
+    if not string.find(message(caught), 'OOM', 1, true) then
       error(caught, 0)
     end
   end

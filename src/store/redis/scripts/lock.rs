@@ -293,6 +293,9 @@ impl Request for Release {
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
         call.show(self.holder);
+        if codec.keys.has_brace(&self.target.name) {
+            call.text("1");
+        }
         Some((&codec.scripts.release, call))
     }
 

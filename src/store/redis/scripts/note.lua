@@ -13,10 +13,10 @@ local function leave_note(note, act, from, to, by, why, fence)
   local time = call('TIME')
   doing = 'HSET'
   local written = try('HSET', note, 'act', act, 'from', from, 'to', to, 'by', by, 'why', why, 'fence', fence,
-    'at', format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
+    'at', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
   if type(written) == 'table' then
     -- The server does not name the key.
-    error(find(written.err, 'WRONGTYPE', 1, true) and refusal('WRONGTYPE the key ' .. note .. ' holds no note') or written)
+    error(string.find(written.err, 'WRONGTYPE', 1, true) and redis.error_reply('WRONGTYPE the key ' .. note .. ' holds no note') or written)
   end
   doing = 'PEXPIRE'
   local kept = try('PEXPIRE', note, NOTE_KEPT)

@@ -3,7 +3,7 @@
 
 -- Returns the key of the note of a lock.
 local function note_of(lock)
-  if find(lock, '{', 1, true) then
+  if string.find(lock, '{', 1, true) then
     return 'leasehold_note:' .. lock
   end
   return 'leasehold_note:{' .. lock .. '}'
@@ -21,7 +21,7 @@ end
 -- Returns -3 if the lock was stolen from this holder, -4 if it was forced open, and nil for anything else.
 local function noted(lock, holder)
   local fields = read_note(note_of(lock))
-  if not fields.from or not find(' ' .. fields.from .. ' ', ' ' .. holder .. ' ', 1, true) then
+  if not fields.from or not string.find(' ' .. fields.from .. ' ', ' ' .. holder .. ' ', 1, true) then
     return nil
   end
   return fields.act == 'steal' and -3 or fields.act == 'force' and -4 or nil

@@ -70,7 +70,7 @@ if used > 0 then
   local lives = call('PTTL', out)
   keeps = lives >= 0 and lives < least
 end
-need('SET', free, format('%d', left), 'XX', 'KEEPTTL')
+need('SET', free, string.format('%d', left), 'XX', 'KEEPTTL')
 if keeps then
   need('PEXPIRE', out, '1', 'GT')
 end
@@ -81,14 +81,14 @@ if former then
   keep(sizes, ms)
 end
 
-local rest = format('%d', left + swept - put(out, ids, now + ttl))
+local rest = string.format('%d', left + swept - put(out, ids, now + ttl))
 doing = 'SET'
 if not fresh then
   call('SET', free, rest, 'KEEPTTL')
 elseif kept == 0 then
   call('SET', free, rest)
 else
-  call('SET', free, rest, 'PX', format('%d', ms))
+  call('SET', free, rest, 'PX', string.format('%d', ms))
 end
 if swept > 0 then
   doing = 'ZREMRANGEBYRANK'
@@ -96,11 +96,11 @@ if swept > 0 then
 end
 doing = 'PEXPIRE'
 if extends then
-  call('PEXPIRE', free, format('%d', ms))
+  call('PEXPIRE', free, string.format('%d', ms))
 end
 if keeps then
   -- It must not end before the counter, not even by the time between two commands.
-  call('PEXPIRE', out, format('%d', least))
+  call('PEXPIRE', out, string.format('%d', least))
 end
 if fresh then
   -- Clients of Redisson that came before wait for this: for them there were no permits.

@@ -35,7 +35,7 @@ local function free_of(free)
   end
   local number = tonumber(text)
   if not number or number % 1 ~= 0 or math.abs(number) > FOREVER then
-    error(refusal('WRONGTYPE the value under the name is no number of permits'))
+    error(redis.error_reply('WRONGTYPE the value under the name is no number of permits'))
   end
   return number
 end
@@ -90,7 +90,7 @@ local function keep(key, ms)
     return left
   end
   doing = 'PEXPIRE'
-  call('PEXPIRE', key, format('%d', ms))
+  call('PEXPIRE', key, string.format('%d', ms))
   return ms
 end
 

@@ -18,7 +18,7 @@ for i = 1, #all, 2 do
   used = used + 1
   if ends > now then
     reply[#reply + 1] = string.gsub(all[i], '.', function(byte)
-      return format('%02x', string.byte(byte))
+      return string.format('%02x', string.byte(byte))
     end)
     reply[#reply + 1] = ends - now > LONGEST_TTL and -1 or ends - now
   end

@@ -18,11 +18,11 @@ local ms = kept == 0 and FOREVER or kept
 
 -- Changes nothing.
 doing = 'SET'
-call('SET', free, format('%d', left or 0), 'XX', 'KEEPTTL')
+call('SET', free, string.format('%d', left or 0), 'XX', 'KEEPTTL')
 local lives = keep(sizes, ms)
 if lives == -2 and kept > 0 then
   doing, lives = 'PEXPIRE', ms
-  call('PEXPIRE', sizes, format('%d', ms))
+  call('PEXPIRE', sizes, string.format('%d', ms))
 end
 local lasts = left and keep(free, ms) or ms
 keep_out(out, lasts)
@@ -32,23 +32,23 @@ if not left then
   call('DEL', sizes)
 elseif before ~= size then
   doing = 'HSET'
-  call('HSET', sizes, format('%d', before), '1')
+  call('HSET', sizes, string.format('%d', before), '1')
   if lives >= 0 then
     doing = 'PEXPIRE'
-    call('PEXPIRE', sizes, format('%d', lives))
+    call('PEXPIRE', sizes, string.format('%d', lives))
   end
 end
 doing = 'SET'
-local rest = format('%d', size - used)
+local rest = string.format('%d', size - used)
 if left then
   call('SET', free, rest, 'KEEPTTL')
   if lasts >= 0 then
     -- Again, as in `release_keep.lua`.
     doing = 'PEXPIRE'
-    call('PEXPIRE', free, format('%d', lasts))
+    call('PEXPIRE', free, string.format('%d', lasts))
   end
 elseif kept > 0 then
-  call('SET', free, rest, 'PX', format('%d', kept))
+  call('SET', free, rest, 'PX', string.format('%d', kept))
 else
   call('SET', free, rest)
 end

@@ -7,12 +7,12 @@ local function wake(free, permits)
     return 0
   end
   local channel = 'redisson_sc:'
-  if find(free, '{', 1, true) then
+  if string.find(free, '{', 1, true) then
     channel = channel .. free
   else
     channel = channel .. '{' .. free .. '}'
   end
-  local listeners = try(publish, channel, format('%d', permits))
+  local listeners = try(publish, channel, string.format('%d', permits))
   if type(listeners) == 'table' then
     return -3
   end
@@ -23,7 +23,7 @@ end
 -- which the next acquire makes again.
 local function give_back(free, out, left, ids)
   if left then
-    need('SET', free, format('%d', left), 'XX', 'KEEPTTL')
+    need('SET', free, string.format('%d', left), 'XX', 'KEEPTTL')
   end
   doing = 'ZREM'
   local there = call('ZREM', out, unpack(ids))
@@ -32,7 +32,7 @@ local function give_back(free, out, left, ids)
   end
   left = left + there
   doing = 'SET'
-  call('SET', free, format('%d', left), 'KEEPTTL')
+  call('SET', free, string.format('%d', left), 'KEEPTTL')
   if left <= 0 then
     -- After a resize. The next acquire takes those that have expired.
     -- What fails here must not turn a completed release into an error.

@@ -1,9 +1,9 @@
 -- Releases a lock for a request that is alone in its call. `release.lua` and `wake.lua` follow.
 --
 -- KEYS   lock    hash of one field: holder id -> hold count
--- ARGV   holder id
+-- ARGV   holder id; 1 if the name has a brace, which takes as long to find as half a command
 -- Reply  the reply of `release.lua`
 --
 -- Twice is harmless, because `release.lua` is.
 
-local lock, holder = KEYS[1], ARGV[1]
+local lock, holder, braced = KEYS[1], ARGV[1], ARGV[2]

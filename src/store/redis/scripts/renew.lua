@@ -54,7 +54,7 @@ local function run()
             -- It has released its lock since, so none holds what is left.
             try('DEL', lock)
           end
-          error(refusal(READ_WRITE))
+          error(redis.error_reply(READ_WRITE))
         end
         doing = 'PEXPIRE'
         call('PEXPIRE', lock, ttl)

@@ -17,7 +17,7 @@
 local lock, timeout, own_side, other_side, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local holder, ttl, writes = ARGV[1], ARGV[2], ARGV[3] == 'write'
 local changes, waited, kept_place = ARGV[4] == '1', ARGV[5], ARGV[6]
-local block, retention, now, newest, text, last = 1, '0', nil, nil, nil, nil
+local block, retention, span, now, newest, text, last = 1, '0', 0, nil, nil, nil, nil
 whole(ttl, 1, LONGEST_TTL)
 whole(waited, 0, 9007199254740991)
 whole(kept_place, 0, LONGEST_TTL)
@@ -26,7 +26,7 @@ if ARGV[3] ~= 'write' and ARGV[3] ~= 'read' then
 end
 if fence then
   block, retention = whole(ARGV[7], 1, 1000000), ARGV[8]
-  whole(retention, 0, 9007199254740991)
+  span = whole(retention, 0, 9007199254740991) * 50
 end
 
 -- Returns when the oldest waiter of a side arrived, its manager, and the number of the last holder id that asked for the
@@ -82,7 +82,7 @@ if reads or wrote then
   end
   -- Redis refuses commands that take memory only while a script has written nothing: a holder goes on in a full memory.
   doing = 'PEXPIRE'
-  call('PEXPIRE', lock, format('%d', math.max(left, tonumber(ttl))))
+  call('PEXPIRE', lock, string.format('%d', math.max(left, tonumber(ttl))))
 else
   if changes then
     return (not mode or not writes and mode == 'read') and -1 or -2
@@ -116,7 +116,7 @@ else
       local same = by == manager and latest == number
       local kept = math.max(tonumber(kept_place), same and call('PTTL', own_side) or 0)
       -- Refused in a full memory: it waits all the same.
-      try('SET', own_side, format('%d %s:%d', arrived, manager, number), 'PX', format('%d', kept))
+      try('SET', own_side, string.format('%d %s:%d', arrived, manager, number), 'PX', string.format('%d', kept))
     end
     return -4 - left
   end

@@ -9,7 +9,7 @@ local NOT_READ_WRITE = 'WRONGTYPE a lock that is no read-write lock is under the
 
 -- Returns `kind` .. lock, with the braces that keep the keys of a name together in a cluster.
 local function tagged(lock)
-  if find(lock, '{', 1, true) then
+  if string.find(lock, '{', 1, true) then
     return lock
   end
   return '{' .. lock .. '}'
@@ -24,7 +24,7 @@ local function mode_of(lock)
   end
   doing = 'EXISTS'
   if call('EXISTS', lock) == 1 then
-    error(refusal(NOT_READ_WRITE))
+    error(redis.error_reply(NOT_READ_WRITE))
   end
   return nil
 end

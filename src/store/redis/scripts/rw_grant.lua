@@ -49,7 +49,7 @@ if has then
 end
 if not has then
   doing = 'SET'
-  call('SET', timeout, first > 0 and format('%d', first) or '1', 'PX', ttl)
+  call('SET', timeout, first > 0 and string.format('%d', first) or '1', 'PX', ttl)
 end
 if fresh then
   doing = 'HSET'
@@ -61,7 +61,7 @@ if fresh then
 end
 doing = 'PEXPIRE'
 -- Other readers may have more time left. A hash without a time to live gets one.
-local expires = try('PEXPIRE', lock, format('%d', math.max(left, tonumber(ttl))))
+local expires = try('PEXPIRE', lock, string.format('%d', math.max(left, tonumber(ttl))))
 if expires ~= 1 then
   if fresh then
     call('DEL', timeout)

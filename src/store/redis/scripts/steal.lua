@@ -13,11 +13,11 @@
 
 local lock, note, fence = KEYS[1], KEYS[2], KEYS[3]
 local holder, ttl, from = ARGV[1], ARGV[2], ARGV[3]
-local block, retention, now, newest, text, last = 1, '0', nil, nil, nil, nil
+local block, retention, span, now, newest, text, last = 1, '0', 0, nil, nil, nil, nil
 whole(ttl, 1, LONGEST_TTL)
 if fence then
   block, retention = whole(ARGV[8], 1, 1000000), ARGV[9]
-  whole(retention, 0, 9007199254740991)
+  span = whole(retention, 0, 9007199254740991) * 50
 end
 doing = 'PTTL'
 local left, first, fresh = call('PTTL', lock), 0, false
@@ -26,7 +26,7 @@ if left == -2 then
 end
 doing = 'HEXISTS'
 if call('HEXISTS', lock, 'mode') == 1 then
-  error(refusal(READ_WRITE))
+  error(redis.error_reply(READ_WRITE))
 end
 if call('HEXISTS', lock, holder) == 1 then
   if fence then

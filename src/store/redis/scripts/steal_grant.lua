@@ -5,7 +5,7 @@
 -- Twice is harmless: the note is the same, and times to live are absolute.
 
 if fresh then
-  leave_note(note, 'steal', from, holder, ARGV[4], ARGV[5], format('%d', first))
+  leave_note(note, 'steal', from, holder, ARGV[4], ARGV[5], string.format('%d', first))
 end
 if fresh then
   doing = 'HSET'

@@ -57,7 +57,7 @@ pub enum ErrorKind {
     /// The store is up but refuses writes: it is out of memory, read-only, or too few replicas have
     /// acknowledged the grant. A retry may succeed.
     Rejected,
-    /// A setting of the server may cost leases, and [`Preflight::Refuse`](crate::Preflight::Refuse) is set; change the
+    /// A setting of the server may cost leases, and [`Preflight::refuse`](crate::Preflight::refuse) is set; change the
     /// server. The [`source`](StdError::source) is [`Unfit`](crate::store::Unfit), which lists what was found.
     Unfit,
     /// The name is in use as another kind of lock, or its key holds something that is no lock; it was left untouched.

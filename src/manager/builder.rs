@@ -377,32 +377,37 @@ impl Builder {
     /// | `Version` | it is older than Redis 7.0 |
     /// | `Persistence` | it has no append-only file, so a restart forgets all leases; not on a [`Quorum`], which counts no node that has restarted within a TTL |
     /// | `Replicas` | it has fewer replicas than [`replicas`](Builder::replicas) demands |
+    /// | `Failover` | with Sentinel or Cluster: [`replicas`](Builder::replicas) is not set, so a failover may lose a grant that was returned |
     /// | `Info` | the user may not run `INFO` |
     ///
-    /// - [`Warn`](Preflight::Warn) writes one warning to the log for each finding, and connects.
-    /// - [`Refuse`](Preflight::Refuse) fails with [`Unfit`](ErrorKind::Unfit). The error names all findings of all servers,
+    /// - [`warn`](Preflight::warn) writes one warning to the log for each finding, and connects.
+    /// - [`refuse`](Preflight::refuse) fails with [`Unfit`](ErrorKind::Unfit). The error names all findings of all servers,
     ///   and its source lists them. Nothing stays connected.
-    /// - [`Off`](Preflight::Off) asks nothing. It is for servers whose settings are known and cannot be changed.
+    /// - [`off`](Preflight::off) asks nothing.
+    ///
+    /// [`Preflight::allow`] leaves a check out: for servers whose setting is known and cannot be changed, or costs nothing
+    /// there. A managed server that keeps its writes may show no append-only file.
     ///
     /// The manager also checks each server that it meets later: after a failover, when a shard joins, when a server of
     /// Sentinel or Cluster answers for the first time, and after each reconnect to a single server. A finding there is
     /// only a warning, whatever is set. But a node of a quorum that connects later does not count while
-    /// [`Refuse`](Preflight::Refuse) would refuse it.
+    /// [`refuse`](Preflight::refuse) would refuse it.
     ///
     /// `INFO` shows neither `appendfsync` nor `min-replicas-to-write`: a server without a finding can still lose
     /// leases. Memory and ZooKeeper have none of these settings; with them this setting is
     /// [`Unsupported`](ErrorKind::Unsupported).
     ///
-    /// Defaults to [`Warn`](Preflight::Warn).
+    /// Defaults to [`warn`](Preflight::warn).
     ///
     /// ```no_run
-    /// use leasehold::store::Unfit;
+    /// use leasehold::store::{Check, Unfit};
     /// use leasehold::{ErrorKind, LeaseManager, Preflight};
     /// use std::error::Error;
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
-    /// let builder = LeaseManager::builder().preflight(Preflight::Refuse);
+    /// let preflight = Preflight::refuse().allow(Check::Persistence);
+    /// let builder = LeaseManager::builder().preflight(preflight);
     /// if let Err(error) = builder.connect("redis://127.0.0.1:6379").await
     ///     && error.kind() == ErrorKind::Unfit
     ///     && let Some(unfit) = error.source().and_then(|source| source.downcast_ref::<Unfit>())

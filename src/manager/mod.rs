@@ -108,7 +108,7 @@ impl LeaseManager {
     ///   trusted.
     /// - [`Rejected`](crate::ErrorKind::Rejected): the server refuses writes.
     /// - [`Unfit`](crate::ErrorKind::Unfit): a setting of the server may cost leases, and
-    ///   [`Preflight::Refuse`](crate::Preflight::Refuse) is set.
+    ///   [`Preflight::refuse`](crate::Preflight::refuse) is set.
     /// - [`Protocol`](crate::ErrorKind::Protocol): the reply is not that of the expected server.
     ///
     /// An error names the host and the port that failed. Nothing else of the URL ever appears in one.

@@ -20,8 +20,8 @@ async fn settings_that_a_store_does_not_have_are_refused() {
     for (name, builder) in [
         ("prefix", new().prefix("app:")),
         ("replicas", new().replicas(1, timeout)),
-        ("preflight", new().preflight(Preflight::Refuse)),
-        ("preflight", new().preflight(Preflight::Off)),
+        ("preflight", new().preflight(Preflight::refuse())),
+        ("preflight", new().preflight(Preflight::off())),
         ("sharded_pubsub", new().sharded_pubsub(true)),
         ("sharded_pubsub", new().sharded_pubsub(false)),
         ("tls_ca", new().tls_ca("pem")),
@@ -44,7 +44,7 @@ async fn settings_that_a_store_does_not_have_are_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     for (name, builder) in [
         ("replicas", new().replicas(1, timeout)),
-        ("preflight", new().preflight(Preflight::Warn)),
+        ("preflight", new().preflight(Preflight::warn())),
         ("sharded_pubsub", new().sharded_pubsub(false)),
     ] {
         let error = builder.connect("zookeeper://127.0.0.1:1").await.unwrap_err();

@@ -124,7 +124,7 @@ async fn info_that_is_refused_in_any_words_is_a_warning() {
                 && event.message().contains("does not let this user run INFO")
         });
         assert!(warned, "{words}");
-        let refused = builder.preflight(Preflight::Refuse).connect(proxy.url()).await;
+        let refused = builder.preflight(Preflight::refuse()).connect(proxy.url()).await;
         assert_eq!(refused.expect_err("not checked").kind(), ErrorKind::Unfit, "{words}");
     }
 }

@@ -43,7 +43,7 @@ fn found(error: &Error) -> Vec<(String, Check)> {
 }
 
 async fn refused(url: &str) -> Error {
-    here(Preflight::Refuse).connect(url).await.expect_err("refused")
+    here(Preflight::refuse()).connect(url).await.expect_err("refused")
 }
 
 fn place(server: &Server) -> String {
@@ -59,7 +59,7 @@ fn evict(server: &Server) {
 async fn server_that_keeps_leases_is_connected_without_a_word() {
     let server = Server::start_with(&DURABLE);
     let (trace, _guard) = Trace::of_this_thread();
-    let leases = here(Preflight::Refuse).connect(server.url()).await.expect("a manager");
+    let leases = here(Preflight::refuse()).connect(server.url()).await.expect("a manager");
     leases.close().await.expect("closed");
     // A limit alone evicts nothing.
     server.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
@@ -93,9 +93,9 @@ async fn refusal_lists_all_findings_and_leaves_nothing_connected() {
     assert_eq!(found(&refused(&server.url()).await), expected);
     eventually(LONG, || clients() == 1).await;
     // On threads of its own, and without a manager.
-    let error = LeaseManager::builder().preflight(Preflight::Refuse).connect(server.url()).await;
+    let error = LeaseManager::builder().preflight(Preflight::refuse()).connect(server.url()).await;
     assert_eq!(found(&error.expect_err("refused")), expected);
-    let options = ConnectOptions::new().preflight(Preflight::Refuse);
+    let options = ConnectOptions::new().preflight(Preflight::refuse());
     let error = RedisStore::connect_with(&server.url(), &options).await.expect_err("refused");
     assert_eq!(found(&error), expected);
     eventually(LONG, || clients() == 1).await;
@@ -106,7 +106,7 @@ async fn refusal_lists_all_findings_and_leaves_nothing_connected() {
 async fn info_is_asked_for_once_and_not_at_all_when_off() {
     let server = Server::start();
     let mut counts = Vec::new();
-    for preflight in [Preflight::Off, Preflight::Warn] {
+    for preflight in [Preflight::off(), Preflight::warn()] {
         let (trace, _guard) = Trace::of_this_thread();
         let proxy = Proxy::start(server.port());
         let leases = here(preflight).connect(proxy.url()).await.expect("a manager");
@@ -121,30 +121,47 @@ async fn info_is_asked_for_once_and_not_at_all_when_off() {
 }
 
 #[tokio::test]
+async fn finding_that_is_allowed_is_neither_refused_nor_a_warning() {
+    let server = Server::start_with(&EVICTING);
+    let (trace, _guard) = Trace::of_this_thread();
+    let one = Preflight::refuse().allow(Check::Eviction);
+    let error = here(one).connect(server.url()).await.expect_err("refused for the other");
+    assert_eq!(found(&error), [(place(&server), Check::Persistence)]);
+    let leases = here(one.allow(Check::Persistence)).connect(server.url()).await.expect("fit");
+    leases.close().await.expect("closed");
+    assert_eq!(warnings(&trace), []);
+    let warn = Preflight::warn().allow(Check::Persistence);
+    let leases = here(warn).connect(server.url()).await.expect("a manager");
+    leases.close().await.expect("closed");
+    let lines = warnings(&trace);
+    assert!(matches!(&lines[..], [(_, line)] if line.contains("noeviction")), "{lines:?}");
+}
+
+#[tokio::test]
 async fn user_that_may_not_ask_is_the_one_finding() {
     let server = Server::start_with(&DURABLE);
     let permissions = permissions::of_one_server();
     server.command(&[&["ACL", "SETUSER", "lease", "on", ">secret"], &permissions[..]].concat());
     let url = server.url_as("lease", "secret", 0);
-    let builder = here(Preflight::Warn).prefix("app:");
+    let builder = here(Preflight::warn()).prefix("app:");
     let (trace, _guard) = Trace::of_this_thread();
     let leases = builder.clone().connect(&url).await.expect("a manager");
     let lines = warnings(&trace);
     assert!(matches!(&lines[..], [(_, line)] if line.contains("grant +info")), "{lines:?}");
     leases.close().await.expect("closed");
-    let error = builder.clone().preflight(Preflight::Refuse).connect(&url).await;
+    let error = builder.clone().preflight(Preflight::refuse()).connect(&url).await;
     let error = error.expect_err("refused");
     assert_eq!(found(&error), [(place(&server), Check::Info)]);
     assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     server.command(&["ACL", "SETUSER", "lease", "+info"]);
-    let leases = builder.preflight(Preflight::Refuse).connect(&url).await.expect("fit");
+    let leases = builder.preflight(Preflight::refuse()).connect(&url).await.expect("fit");
     leases.close().await.expect("closed");
 }
 
 #[tokio::test]
 async fn password_that_is_missing_is_no_finding() {
     let server = Server::start_with(&["--requirepass", "secret"]);
-    for preflight in [Preflight::Warn, Preflight::Refuse] {
+    for preflight in [Preflight::warn(), Preflight::refuse()] {
         let error = here(preflight).connect(server.url()).await.expect_err("no password");
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     }
@@ -157,7 +174,7 @@ async fn replica_is_found_before_it_refuses_writes() {
     let replica = Server::start_with(&[&DURABLE[..], &of].concat());
     let (trace, _guard) = Trace::of_this_thread();
     assert_eq!(found(&refused(&replica.url()).await), [(place(&replica), Check::Role)]);
-    let error = here(Preflight::Warn).connect(replica.url()).await.expect_err("read-only");
+    let error = here(Preflight::warn()).connect(replica.url()).await.expect_err("read-only");
     assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
     let lines = warnings(&trace);
     assert!(matches!(&lines[..], [(_, line)] if line.contains("is a replica")), "{lines:?}");
@@ -166,7 +183,7 @@ async fn replica_is_found_before_it_refuses_writes() {
 #[tokio::test]
 async fn replicas_that_are_demanded_and_not_there_are_found() {
     let server = Server::start_with(&DURABLE);
-    let builder = here(Preflight::Refuse).replicas(1, Duration::from_millis(500));
+    let builder = here(Preflight::refuse()).replicas(1, Duration::from_millis(500));
     let error = builder.clone().connect(server.url()).await.expect_err("refused");
     assert_eq!(found(&error), [(place(&server), Check::Replicas)]);
     assert!(error.to_string().contains("too few replicas (0)"), "{error}");
@@ -181,7 +198,7 @@ async fn replicas_that_are_demanded_and_not_there_are_found() {
 async fn reconnect_finds_what_has_changed_and_repeats_nothing() {
     let server = Server::start();
     let (trace, _guard) = Trace::of_this_thread();
-    let leases = here(Preflight::Warn).connect(server.url()).await.expect("a manager");
+    let leases = here(Preflight::warn()).connect(server.url()).await.expect("a manager");
     assert_eq!(warnings(&trace).len(), 1);
     evict(&server);
     for _ in 0..2 {
@@ -199,16 +216,16 @@ async fn reconnect_finds_what_has_changed_and_repeats_nothing() {
 async fn quorum_names_its_nodes_and_needs_no_file() {
     let [one, two, three] = [0, 1, 2].map(|_| Server::start());
     let urls = [&one, &two, &three].map(Server::url).join(",");
-    here(Preflight::Refuse).connect(&urls).await.expect("fit").close().await.expect("closed");
+    here(Preflight::refuse()).connect(&urls).await.expect("fit").close().await.expect("closed");
     evict(&two);
     evict(&three);
     let expected = [2, 3].map(|node| (format!("node {node}"), Check::Eviction));
     assert_eq!(found(&refused(&urls).await), expected);
-    let options = ConnectOptions::new().preflight(Preflight::Refuse);
+    let options = ConnectOptions::new().preflight(Preflight::refuse());
     let error = Quorum::connect_with(&urls, &options).await.expect_err("refused");
     assert_eq!(found(&error), expected);
     let (trace, _guard) = Trace::of_this_thread();
-    let leases = here(Preflight::Warn).connect(&urls).await.expect("a manager");
+    let leases = here(Preflight::warn()).connect(&urls).await.expect("a manager");
     let mut lines = warnings(&trace);
     lines.sort();
     assert!(matches!(&lines[..], [(two, _), (three, _)] if two == "node 2" && three == "node 3"));
@@ -221,7 +238,7 @@ async fn node_that_comes_later_counts_when_it_is_fit() {
     let urls = servers.each_ref().map(Server::url).join(",");
     servers[2].kill();
     let (trace, _guard) = Trace::of_this_thread();
-    let leases = here(Preflight::Refuse).connect(&urls).await.expect("two of three");
+    let leases = here(Preflight::refuse()).connect(&urls).await.expect("two of three");
     servers[2].restart();
     // It is asked once a second; this is there before.
     evict(&servers[2]);
@@ -244,10 +261,15 @@ async fn node_that_comes_later_counts_when_it_is_fit() {
 async fn cluster_names_the_server_and_one_denial_for_all() {
     let cluster = tokio::task::spawn_blocking(Cluster::start_durable).await.expect("a cluster");
     cluster.nodes.iter().for_each(|node| _ = node.command(&["CONFIG", "SET", "appendonly", "yes"]));
-    here(Preflight::Refuse).connect(cluster.url()).await.expect("fit").close().await.expect("");
+    let fit = here(Preflight::refuse().allow(Check::Failover)).connect(cluster.url()).await;
+    fit.expect("fit").close().await.expect("");
     evict(&cluster.nodes[1]);
     let server = format!("127.0.0.1:{}", cluster.nodes[1].port());
-    assert_eq!(found(&refused(&cluster.url()).await), [(server, Check::Eviction)]);
+    let checks = found(&refused(&cluster.url()).await);
+    assert!(checks.contains(&(server, Check::Eviction)), "{checks:?}");
+    // It holds for all servers, and is said once.
+    let failovers = checks.iter().filter(|(_, check)| *check == Check::Failover);
+    assert_eq!((failovers.count(), checks.len()), (1, 2), "{checks:?}");
     let permissions = ["ACL", "SETUSER", "lease", "on", ">secret", "~*", "&*", "+@all", "-info"];
     cluster.nodes.iter().for_each(|node| _ = node.command(&permissions));
     let url = cluster.url().replace("redis-cluster://", "redis-cluster://lease:secret@");
@@ -259,9 +281,11 @@ async fn cluster_names_the_server_and_one_denial_for_all() {
 async fn next_primary_is_checked_after_a_failover() {
     let all = tokio::task::spawn_blocking(|| Sentinels::start("")).await.expect("sentinels");
     let (trace, _guard) = Trace::of_this_thread();
-    let leases = here(Preflight::Warn).connect(all.url()).await.expect("a manager");
+    let leases = here(Preflight::warn()).connect(all.url()).await.expect("a manager");
     let lines = warnings(&trace);
-    assert!(matches!(&lines[..], [(server, _)] if *server == place(&all.servers[0])), "{lines:?}");
+    assert!(lines.iter().all(|(server, _)| *server == place(&all.servers[0])), "{lines:?}");
+    let [(_, durable), (_, failover)] = &lines[..] else { panic!("{lines:?}") };
+    assert!(durable.contains("appendonly") && failover.contains("set replicas(1"), "{lines:?}");
     all.servers[1..].iter().for_each(evict);
     let asked = all.sentinels[0].command(&["SENTINEL", "FAILOVER", kit::topology::SERVICE]);
     assert_eq!(asked.text(), "OK");

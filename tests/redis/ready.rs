@@ -11,7 +11,7 @@ const T: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(60);
 
 fn builder() -> Builder {
-    LeaseManager::builder().ttl(T).preflight(Preflight::Off)
+    LeaseManager::builder().ttl(T).preflight(Preflight::off())
 }
 
 /// Asks again and again until the manager is not ready, or is.

@@ -80,7 +80,7 @@ impl ConnectOptions {
     /// Sets what connecting does about a server whose settings may cost leases, as
     /// [`Builder::preflight`](crate::Builder::preflight). Redis only.
     ///
-    /// Defaults to [`Warn`](Preflight::Warn).
+    /// Defaults to [`warn`](Preflight::warn).
     pub fn preflight(mut self, preflight: Preflight) -> Self {
         self.remote.preflight = Some(preflight);
         self

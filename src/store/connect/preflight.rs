@@ -7,16 +7,87 @@ use std::fmt;
 /// What connecting does about a Redis server whose settings may cost leases.
 ///
 /// See [`Builder::preflight`](crate::Builder::preflight).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Preflight {
-    /// Does not ask for the settings.
+///
+/// ```
+/// use leasehold::Preflight;
+/// use leasehold::store::Check;
+///
+/// // A managed server that keeps all writes, and shows no append-only file.
+/// let preflight = Preflight::refuse().allow(Check::Persistence);
+/// # let _ = preflight;
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Preflight {
+    action: Action,
+    /// A bit for each [`Check`] that is allowed to find something.
+    allowed: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Action {
     Off,
-    /// Writes one warning to the log for each [`Finding`].
-    #[default]
     Warn,
-    /// Fails with [`Unfit`](ErrorKind::Unfit), which lists all findings.
     Refuse,
+}
+
+impl Preflight {
+    /// Does not ask for the settings.
+    #[must_use]
+    pub const fn off() -> Self {
+        Self { action: Action::Off, allowed: 0 }
+    }
+
+    /// Writes one warning to the log for each [`Finding`]. This is the default.
+    #[must_use]
+    pub const fn warn() -> Self {
+        Self { action: Action::Warn, allowed: 0 }
+    }
+
+    /// Fails with [`Unfit`](ErrorKind::Unfit), which lists all findings.
+    #[must_use]
+    pub const fn refuse() -> Self {
+        Self { action: Action::Refuse, allowed: 0 }
+    }
+
+    /// Allows what a check finds: it is neither refused nor a warning. Call it once for each check.
+    ///
+    /// It is for a finding whose cost you know: a managed server that keeps its writes without an append-only file, or a
+    /// cluster in which a failover may cost leases.
+    #[must_use]
+    pub const fn allow(self, check: Check) -> Self {
+        Self { allowed: self.allowed | check.bit(), ..self }
+    }
+
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn asks(self) -> bool {
+        self.action != Action::Off
+    }
+
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn refuses(self) -> bool {
+        self.action == Action::Refuse
+    }
+
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn allows(self, check: Check) -> bool {
+        self.allowed & check.bit() != 0
+    }
+}
+
+/// Is [`Preflight::warn`].
+impl Default for Preflight {
+    fn default() -> Self {
+        Self::warn()
+    }
+}
+
+impl fmt::Debug for Preflight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let allowed: Vec<_> =
+            Check::ALL.into_iter().filter(|check| self.allowed & check.bit() != 0).collect();
+        let mut shown = f.debug_struct("Preflight");
+        shown.field("action", &self.action).field("allowed", &allowed).finish()
+    }
 }
 
 /// A setting of a server that may cost leases.
@@ -46,8 +117,26 @@ pub enum Check {
     Persistence,
     /// The server has fewer replicas than [`replicas`](crate::Builder::replicas) demands.
     Replicas,
+    /// A failover may lose a grant that was returned, because no replica must confirm it.
+    Failover,
     /// The user may not run `INFO`, so nothing is known.
     Info,
+}
+
+impl Check {
+    const ALL: [Self; 7] = [
+        Self::Eviction,
+        Self::Role,
+        Self::Version,
+        Self::Persistence,
+        Self::Replicas,
+        Self::Failover,
+        Self::Info,
+    ];
+
+    const fn bit(self) -> u8 {
+        1 << self as u8
+    }
 }
 
 impl Finding {
@@ -63,7 +152,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The findings for which [`Preflight::Refuse`] refused to connect: the [`source`](StdError::source) of an [`Error`] of the
+/// The findings for which [`Preflight::refuse`] refused to connect: the [`source`](StdError::source) of an [`Error`] of the
 /// kind [`Unfit`](ErrorKind::Unfit).
 #[derive(Clone, Debug)]
 pub struct Unfit {
@@ -97,3 +186,24 @@ impl fmt::Display for Unfit {
 }
 
 impl StdError for Unfit {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn preflight_allows_the_checks_that_it_names_and_no_other() {
+        for check in Check::ALL {
+            let allowed = Check::ALL.into_iter().filter(|other| {
+                let preflight = Preflight::refuse().allow(check).allow(check);
+                assert!(preflight.refuses() && preflight.asks());
+                preflight.allows(*other)
+            });
+            assert_eq!(allowed.collect::<Vec<_>>(), [check]);
+        }
+        let two = Preflight::warn().allow(Check::Info).allow(Check::Role);
+        assert_eq!(format!("{two:?}"), "Preflight { action: Warn, allowed: [Role, Info] }");
+        assert!(!two.refuses() && !Preflight::off().asks());
+        assert_eq!(Preflight::default(), Preflight::warn());
+    }
+}

@@ -165,7 +165,6 @@ impl RedisStore {
                 return Err(error);
             }
         };
-        let preflight = connector.address.preflight;
         let checkup = Checkup::new(&connector, locks.clone());
         let codec =
             Codec { keys: keys.clone(), scripts, replicas, subscriptions: subscriptions.clone() };
@@ -186,7 +185,7 @@ impl RedisStore {
             runtime: Handle::current(),
         };
         let checks = async {
-            checkup.run(preflight, &store.routing).await?;
+            checkup.run(&store.routing).await?;
             store.preflight().await
         };
         // Boxed: futures that are nested in each other this deep reach the compiler's recursion limit in the caller's crate.

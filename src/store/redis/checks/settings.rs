@@ -37,6 +37,7 @@ pub(in crate::store::redis) struct Checkup {
     replicas: u32,
     /// The position in a quorum.
     node: Option<usize>,
+    preflight: Preflight,
     /// Where to report to which server the connection leads.
     destination: watch::Sender<Destination>,
     /// The host and the port of a single server, or its socket.
@@ -50,17 +51,14 @@ impl Checkup {
         let routes = connector.routes.clone();
         let destination = connector.destination.clone();
         let node = address.node;
+        let preflight = address.preflight;
         let server_address = address.server_address();
-        Self { connection, routes, replicas, node, destination, server_address }
+        Self { connection, routes, replicas, node, preflight, destination, server_address }
     }
 
     /// Checks all servers now, and those that are met later until `end`.
-    pub(in crate::store::redis) async fn run(
-        self,
-        preflight: Preflight,
-        end: &CancellationToken,
-    ) -> Result<()> {
-        if preflight == Preflight::Off {
+    pub(in crate::store::redis) async fn run(self, end: &CancellationToken) -> Result<()> {
+        if !self.preflight.asks() {
             self.report_without_asking(end.clone());
             return Ok(());
         }
@@ -69,7 +67,7 @@ impl Checkup {
             Connection::Fleet(_) => self.check_fleet(self.servers()).await,
         };
         let findings = news(&Known::new(), &known);
-        if preflight == Preflight::Refuse && !findings.is_empty() {
+        if self.preflight.refuses() && !findings.is_empty() {
             return Err(Unfit::error(findings));
         }
         warn(findings);
@@ -106,8 +104,9 @@ impl Checkup {
         let info = node.info().await;
         let run_id = info.as_ref().ok().and_then(|info| field(info, "run_id")).map(str::to_owned);
         self.destination.send_replace(Destination { connects, run_id });
-        let findings = judge(&name, info, self.replicas, self.node.is_some())?;
-        Ok(Known::from([(name, findings)]))
+        let place = if self.node.is_some() { Place::Quorum } else { Place::Alone };
+        let findings = judge(&name, info, self.replicas, place)?;
+        Ok(Known::from([(name, allowed(self.preflight, findings))]))
     }
 
     /// Checks servers of a fleet. One that cannot be asked is left out: it may be down, which must affect only its names.
@@ -116,11 +115,12 @@ impl Checkup {
         let mut asking = JoinSet::new();
         for server in servers {
             let fleet = Arc::clone(fleet);
-            let replicas = self.replicas;
+            let Self { replicas, preflight, .. } = *self;
             asking.spawn(async move {
                 let name = server.to_string();
                 let info = fleet.info(&server).await;
-                judge(&name, info, replicas, false).map(|findings| (name, findings))
+                let findings = judge(&name, info, replicas, Place::Fleet);
+                findings.map(|findings| (name, allowed(preflight, findings)))
             });
         }
         let mut known = Known::new();
@@ -166,14 +166,29 @@ impl Checkup {
     }
 }
 
-/// Returns the findings that are not known. That a user may not ask is said once for all servers.
+/// Returns the findings that are left.
+fn allowed(preflight: Preflight, mut findings: Vec<Finding>) -> Vec<Finding> {
+    findings.retain(|finding| !preflight.allows(finding.check));
+    findings
+}
+
+/// Returns the findings that are not known. What is found at one server and holds for all is reported once.
 fn news(known: &Known, found: &Known) -> Vec<Finding> {
-    let is_denial = |finding: &Finding| finding.check == Check::Info;
-    let mut denied = known.values().flatten().any(is_denial);
+    let is_of_all = |check: &Check| matches!(check, Check::Info | Check::Failover);
+    let mut reported: Vec<Check> =
+        known.values().flatten().map(|finding| finding.check).filter(is_of_all).collect();
     let unknown = |finding: &Finding| !known.values().flatten().any(|known| known == finding);
-    let new = found.values().flatten().filter(|finding| unknown(finding));
-    let once = |finding: &&Finding| !is_denial(finding) || !std::mem::replace(&mut denied, true);
-    new.filter(once).cloned().collect()
+    let mut new = Vec::new();
+    for finding in found.values().flatten().filter(|finding| unknown(finding)) {
+        if is_of_all(&finding.check) {
+            if reported.contains(&finding.check) {
+                continue;
+            }
+            reported.push(finding.check);
+        }
+        new.push(finding.clone());
+    }
+    new
 }
 
 fn warn(findings: Vec<Finding>) {
@@ -193,13 +208,24 @@ fn is_refusal(error: &Error) -> bool {
     words.starts_with("NOPERM ") || (words.starts_with("ERR ") && !is_passing)
 }
 
-/// Returns what is wrong with a server, by its reply to `INFO`.
-fn judge(name: &str, info: Result<String>, replicas: u32, in_quorum: bool) -> Result<Vec<Finding>> {
+/// What a server is a part of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// It is the only one.
+    Alone,
+    /// A quorum relies on no single node.
+    Quorum,
+    /// Sentinel, or a cluster: one of its replicas may take its place.
+    Fleet,
+}
+
+/// Returns what is wrong with a server, by its reply to `INFO`. `replicas` of its replicas must confirm a grant.
+fn judge(name: &str, info: Result<String>, replicas: u32, place: Place) -> Result<Vec<Finding>> {
     let info = match info {
         Ok(info) => info,
         Err(error) if is_refusal(&error) => {
-            let advice = "does not let this user run INFO, so its settings are not checked; grant +info, or set \
-                          preflight(Preflight::Off)";
+            let advice = "does not let this user run INFO, so its settings are not checked; grant +info, or allow \
+                          Check::Info";
             return Ok(vec![Finding::new(Check::Info, name, advice)]);
         }
         Err(error) => return Err(error),
@@ -234,7 +260,7 @@ fn judge(name: &str, info: Result<String>, replicas: u32, in_quorum: bool) -> Re
             ),
         );
     }
-    if field("aof_enabled") == Some("0") && !in_quorum {
+    if field("aof_enabled") == Some("0") && place != Place::Quorum {
         find(
             Check::Persistence,
             "has no append-only file, so a restart forgets all leases and others are granted their names; set \
@@ -254,6 +280,14 @@ fn judge(name: &str, info: Result<String>, replicas: u32, in_quorum: bool) -> Re
             ),
         );
     }
+    if place == Place::Fleet && replicas == 0 {
+        find(
+            Check::Failover,
+            "may be replaced by a replica that lacks the last grants, and others are granted their names; set \
+             replicas(1, ..), or allow Check::Failover"
+                .to_owned(),
+        );
+    }
     Ok(findings)
 }
 
@@ -264,8 +298,8 @@ mod tests {
     const FIT: &str = "redis_version:7.0.15\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n\
                        role:master\r\nconnected_slaves:0\r\n";
 
-    fn checks(info: &str, replicas: u32, in_quorum: bool) -> Vec<Check> {
-        let findings = judge("it", Ok(info.to_owned()), replicas, in_quorum).unwrap();
+    fn checks(info: &str, replicas: u32, place: Place) -> Vec<Check> {
+        let findings = judge("it", Ok(info.to_owned()), replicas, place).unwrap();
         findings.iter().map(|finding| finding.check).collect()
     }
 
@@ -287,26 +321,27 @@ mod tests {
             (policy("allkeys-lru").replace(limit.0, limit.1), Some(Check::Eviction)),
             (policy("volatile-ttl").replace(limit.0, limit.1), Some(Check::Eviction)),
         ] {
-            assert_eq!(checks(&info, 0, false), Vec::from_iter(expected), "{info}");
+            assert_eq!(checks(&info, 0, Place::Alone), Vec::from_iter(expected), "{info}");
         }
         let all = "redis_version:5.0\nrole:slave\nmaxmemory:1\nmaxmemory_policy:allkeys-lfu\naof_enabled:0";
-        assert_eq!(checks(all, 0, false).len(), 4);
-        assert_eq!(checks(all, 0, true).len(), 3, "a quorum relies on no file");
+        assert_eq!(checks(all, 0, Place::Alone).len(), 4);
+        assert_eq!(checks(all, 0, Place::Quorum).len(), 3, "a quorum relies on no file");
     }
 
     #[test]
     fn replicas_count_only_where_they_are_demanded() {
         let one = FIT.replace("connected_slaves:0", "connected_slaves:1");
-        assert_eq!(checks(FIT, 0, false), []);
-        assert_eq!(checks(FIT, 1, false), [Check::Replicas]);
-        assert_eq!(checks(&one, 1, false), []);
-        assert_eq!(checks(&one, 2, false), [Check::Replicas]);
+        assert_eq!(checks(FIT, 0, Place::Alone), []);
+        assert_eq!(checks(FIT, 1, Place::Alone), [Check::Replicas]);
+        assert_eq!(checks(FIT, 0, Place::Fleet), [Check::Failover]);
+        assert_eq!(checks(&one, 1, Place::Fleet), []);
+        assert_eq!(checks(&one, 2, Place::Fleet), [Check::Replicas]);
     }
 
     #[test]
     fn refusal_of_info_is_a_finding_and_an_outage_an_error() {
         let judged = |text: &str| {
-            judge("it", Err(crate::store::redis::scripts::reply::classify(text)), 0, false)
+            judge("it", Err(crate::store::redis::scripts::reply::classify(text)), 0, Place::Alone)
         };
         for text in [
             "NOPERM this user has no permissions to run the 'info' command",
@@ -328,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn news_are_reported_once_and_a_denial_once_for_all() {
+    fn news_are_reported_once_and_what_holds_for_all_once() {
         let finding = |check, server: &str| Finding::new(check, server, "is odd");
         let known = |found: &[(&str, Check)]| {
             let mut known = Known::new();
@@ -337,6 +372,11 @@ mod tests {
             }
             known
         };
+        for check in [Check::Info, Check::Failover] {
+            let all = known(&[("a", check), ("b", check), ("c", check)]);
+            assert_eq!(news(&Known::new(), &all), [finding(check, "a")]);
+            assert_eq!(news(&known(&[("b", check)]), &all), []);
+        }
         let both = known(&[("a", Check::Info), ("b", Check::Info), ("b", Check::Role)]);
         let expected = [finding(Check::Info, "a"), finding(Check::Role, "b")];
         assert_eq!(news(&Known::new(), &both), expected);

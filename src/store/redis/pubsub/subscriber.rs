@@ -13,7 +13,6 @@
 use super::channels::{Channels, Command, answer, forward_messages};
 use super::listener::{Closed, End, Listener, Work, no_connection};
 use crate::error::Error;
-use crate::store::connect::preflight::Preflight;
 use crate::store::redis::link::address::{Address, Served};
 use crate::store::redis::topology::Destination;
 use crate::store::redis::topology::routes::Routes;
@@ -138,7 +137,7 @@ impl Subscriber {
         let elsewhere = match &self.origin {
             Origin::One(requests) => {
                 let requests = requests.clone();
-                let may_ask = self.address.preflight != Preflight::Off;
+                let may_ask = self.address.preflight.asks();
                 let run_id =
                     if may_ask { run_id(client, self.address.attempt).await } else { None };
                 Some(until_elsewhere(requests, run_id))

@@ -43,6 +43,40 @@ mod redis {
 
 struct Conformance(&'static Cluster);
 
+/// Servers before Valkey 9 have no option for more. `tests/servers` runs this on Valkey 9.
+#[tokio::test]
+async fn database_of_a_cluster_is_refused_or_apart() {
+    let cluster = shared().await;
+    let in_database =
+        |cluster: &Cluster, database: u8| cluster.url().replacen('?', &format!("/{database}?"), 1);
+    let error = LeaseManager::connect(&in_database(cluster, 2)).await.expect_err("refused");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("database"), "{error}");
+    let leases = LeaseManager::connect(&in_database(cluster, 0)).await.expect("the default");
+    leases.close().await.expect("closed");
+    if cluster.nodes[0].check_is("Valkey 9").is_err() {
+        return;
+    }
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start_with_databases(4)).await;
+    let cluster = cluster.expect("a cluster");
+    let connect = async |database: u8| {
+        LeaseManager::connect(&in_database(&cluster, database)).await.expect("a manager")
+    };
+    let [zero, two, other_two] = [connect(0).await, connect(2).await, connect(2).await];
+    let lease = zero.lock("job").lock().await.expect("a lease");
+    let second = two.lock("job").lock().await.expect("another database");
+    assert!(other_two.lock("job").try_lock().await.expect("an answer").is_none());
+    // A waiter is woken over the channels, which the databases share.
+    let mut waiter = other_two.lock("job");
+    let (third, unlocked) = tokio::join!(within(LONG, waiter.lock()), second.unlock());
+    unlocked.expect("released");
+    third.expect("woken").unlock().await.expect("released");
+    lease.unlock().await.expect("released");
+    for leases in [zero, two, other_two] {
+        leases.close().await.expect("closed");
+    }
+}
+
 #[async_trait::async_trait]
 impl Harness for Conformance {
     async fn store(&self) -> Arc<dyn Store> {

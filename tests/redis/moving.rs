@@ -2,8 +2,11 @@
 
 use super::cluster::shared;
 use kit::order::lined;
-use kit::{Cluster, within};
+use kit::{Cluster, Server, eventually, within};
 use leasehold::{Lease, LeaseManager, LeaseState, Loss};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
@@ -87,8 +90,10 @@ async fn nested_read_write_locks_are_left_in_a_half_moved_slot() {
     move_some(cluster, &edit, &[]);
     within(T, inner_page.unlock()).await.expect("left");
     within(T, inner_edit.unlock()).await.expect("left");
-    let hash = cluster.nodes[0].command(&["HVALS", edit.name()]).list();
-    assert!(hash.contains(&kit::Reply::Text("1".to_owned())), "{hash:?}");
+    // The count is recorded in the background.
+    let one = kit::Reply::Text("1".to_owned());
+    let hash = || cluster.nodes[0].command(&["HVALS", edit.name()]).list();
+    eventually(T, || hash().contains(&one)).await;
     release_and_move_rest(cluster, vec![page.into_lease(), edit.into_lease()]).await;
 }
 
@@ -201,5 +206,81 @@ async fn fair_locks_outlive_a_slot_that_stays_half_moved() {
     }
     for result in within(LONG, waiters.join_all()).await {
         result.expect("it had its turn");
+    }
+}
+
+/// The last of the slots that are moved.
+const LAST: u16 = 255;
+
+/// A name with this start whose slot is one of those that are moved.
+fn moved_name(cluster: &Cluster, start: &str) -> String {
+    let mut names = (0..).map(|number| format!("{start}-{number}"));
+    names.find(|name| cluster.slot(name) <= LAST).expect("there are enough")
+}
+
+/// Moves the slots as an administrator does.
+fn reshard(cluster: &Cluster, from: usize, to: usize) {
+    let [source, target] = [cluster.id(from), cluster.id(to)];
+    let output = Command::new("redis-cli")
+        .args(["--cluster", "reshard", &format!("127.0.0.1:{}", cluster.nodes[from].port())])
+        .args(["--cluster-from", &source, "--cluster-to", &target])
+        .args(["--cluster-slots", &(LAST + 1).to_string(), "--cluster-yes"])
+        .output()
+        .expect("redis-cli");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Moves the slots at once, which Valkey can since version 9.
+fn migrate(cluster: &Cluster, from: usize, to: usize) {
+    let range = ["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", "0", &LAST.to_string()];
+    let target = cluster.id(to);
+    let words = [&range[..], &["NODE", &target]].concat();
+    assert_eq!(cluster.nodes[from].command(&words).text(), "OK");
+}
+
+fn has_migration(server: &Server) -> bool {
+    server.check_is("Valkey 9").is_ok()
+}
+
+/// Slots that move under load: locks of the same slots change hands meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resharding_under_load_loses_no_lease_of_any_kind() {
+    let cluster = tokio::task::spawn_blocking(Cluster::start).await.expect("a cluster");
+    let cluster = Arc::new(cluster);
+    let (leases, other) = (connect(&cluster).await, connect(&cluster).await);
+    let name = |start: &str| moved_name(&cluster, start);
+    let held = vec![
+        leases.lock(name("lock")).lock().await.expect("a lease"),
+        leases.fair_lock(name("fair")).lock().await.expect("a lease"),
+        leases.rw_lock(name("read")).read().await.expect("a lease").into_lease(),
+        leases.rw_lock(name("write")).write().await.expect("a lease").into_lease(),
+        leases.semaphore(name("permits"), 3).acquire_many(2).await.expect("a lease").into_lease(),
+    ];
+    let (ends, grants) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut load = JoinSet::new();
+    for (leases, start) in [(&leases, "one"), (&leases, "two"), (&other, "one"), (&other, "two")] {
+        let mut lock = leases.lock(name(start));
+        let (ends, grants) = (Arc::clone(&ends), Arc::clone(&grants));
+        load.spawn(async move {
+            while !ends.load(Ordering::Relaxed) {
+                let lease = within(LONG, lock.lock()).await.expect("a lease");
+                lease.unlock().await.expect("released");
+                grants.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    for (from, to) in [(0, 1), (1, 0)] {
+        let moved = Arc::clone(&cluster);
+        let moves = if from == 1 && has_migration(&cluster.nodes[0]) { migrate } else { reshard };
+        tokio::task::spawn_blocking(move || moves(&moved, from, to)).await.expect("moved");
+        eventually(LONG, || (0..=LAST).all(|slot| cluster.is_agreed(slot, to))).await;
+        let before = grants.load(Ordering::Relaxed);
+        outlive(&held).await;
+        assert!(grants.load(Ordering::Relaxed) > before, "nothing is granted any more");
+    }
+    ends.store(true, Ordering::Relaxed);
+    load.join_all().await;
+    for lease in held {
+        within(LONG, lease.unlock()).await.expect("released");
     }
 }

@@ -270,6 +270,13 @@ impl Cluster {
         Self::start_with(&["--cluster-node-timeout", "2000"])
     }
 
+    /// One of several databases, which servers before Valkey 9 do not have.
+    #[track_caller]
+    pub fn start_with_databases(count: u32) -> Self {
+        let databases = ["--cluster-databases", &count.to_string()];
+        Self::start_with(&[&["--cluster-node-timeout", "60000"][..], &databases].concat())
+    }
+
     #[track_caller]
     fn start_node(options: &[&str]) -> Server {
         let bus = free_port().to_string();

@@ -152,25 +152,23 @@ fn parse_sentinel(tls: bool, rest: &str, query: &str) -> Result<Parsed> {
     Ok(Parsed { config, topology })
 }
 
-/// `redis-cluster://user:password@host:6379?node=host2:6379`.
+/// `redis-cluster://user:password@host:6379/0?node=host2:6379`. Only some servers have more than one database in a cluster; the
+/// server says so.
 fn parse_cluster(tls: bool, rest: &str, query: &str) -> Result<Parsed> {
     if let Some(key) = keys(query).find(|key| *key != "node") {
         return Err(unknown_key(key, "only node=host:port is known here"));
     }
-    if database_of(rest)?.is_some() {
-        return Err(Error::invalid(
-            "leasehold uses only database 0 of a cluster; leave the database out of the URL",
-        ));
-    }
-    let rest = rest.trim_end_matches("/0");
+    let database = database_of(rest)?;
+    let rest = rest.split_once('/').map_or(rest, |(hosts, _)| hosts);
     let scheme = if tls { "rediss" } else { "redis" };
     let query = if query.is_empty() { String::new() } else { format!("?{query}") };
-    let config = Config::from_url_clustered(&format!("{scheme}-cluster://{rest}{query}"))
+    let mut config = Config::from_url_clustered(&format!("{scheme}-cluster://{rest}{query}"))
         .map_err(|_| {
             Error::invalid(
                 "the URL cannot be parsed; write redis-cluster://host:6379?node=host2:6379 and percent-encode odd characters",
             )
         })?;
+    config.database = database;
     let topology = Topology::Cluster(distinct(&config.server.hosts()));
     Ok(Parsed { config, topology })
 }
@@ -358,7 +356,7 @@ mod tests {
             ("redis+unix:///a?database=hunter2", "query key \"database\""),
             ("redis+unix:///a?db", "query key \"db\""),
             ("redis+unix:///a?db=1&db=2", "query key \"db\""),
-            ("redis-cluster://u:hunter2@host/3", "only database 0"),
+            ("redis-cluster://u:hunter2@host/x", "database is not a number"),
             ("redis-cluster://host?nodes=hunter2", "query key \"nodes\""),
             ("redis-cluster://host?node=h2:1&db=3", "query key \"db\""),
             ("redis-cluster://host?node=hunter2", "cannot be parsed"),
@@ -423,6 +421,9 @@ mod tests {
         let seeds: Vec<String> = seeds.iter().map(ToString::to_string).collect();
         assert_eq!(seeds, ["a:7001", "b:7002"]);
         assert_eq!(parsed.config.username.as_deref(), Some("u"));
+        assert_eq!(parsed.config.database, None);
         assert!(parse("redis-cluster://a").is_ok());
+        let parsed = parse("redis-cluster://u:p@a:7001/2?node=b:7002").unwrap();
+        assert_eq!((parsed.config.server.hosts().len(), parsed.config.database), (2, Some(2)));
     }
 }

@@ -274,6 +274,9 @@ pub(in crate::store::redis) fn classify(text: &str) -> Error {
         "ERR" if text.contains("DB index is out of range") => {
             (Invalid, "the server has no database of this number")
         }
+        "ERR" if text.contains("SELECT is not allowed in cluster mode") => {
+            (Invalid, "this cluster has one database only; leave the database out of the URL")
+        }
         _ => {
             return error(Unavailable, "the server answered with an error", text, Fate::Unknown);
         }
@@ -393,6 +396,7 @@ mod tests {
             ),
             ("ERR invalid password", Denied, NotExecuted),
             ("ERR DB index is out of range", Invalid, NotExecuted),
+            ("ERR SELECT is not allowed in cluster mode", Invalid, NotExecuted),
             (
                 "ERR unknown command 'ZADD', with args beginning with: 'a' ",
                 Unsupported,

@@ -11,6 +11,7 @@ use crate::store::redis::scripts::{Failure, Ready, Script};
 use fred::clients::Client;
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::ClientLike;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -66,7 +67,7 @@ impl Node {
             None => Box::pin(self.wait_until_up(timeout)).await?,
         };
         let sent = Instant::now();
-        let reply = script.run(&client, call, left, asking).await;
+        let reply = pin!(script.run(&client, call, left, asking)).await;
         let refused = match &reply {
             Ok(elements) => {
                 self.health.silence.answered();

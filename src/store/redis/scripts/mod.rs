@@ -24,6 +24,7 @@ use std::fmt::Display;
 use std::future::Future;
 use std::io::Write;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -275,7 +276,9 @@ impl Script {
             // Boxed, so that the usual call's future stays small.
             return Box::pin(self.run_among(client, call, timeout, asking)).await;
         }
-        match send(client, "EVALSHA", &self.sha, call, timeout).await {
+        // Pinned where it is created, as in the calls around this one: a future that is moved into the one that awaits it is
+        // copied, all kilobytes of it.
+        match pin!(send(client, "EVALSHA", &self.sha, call, timeout)).await {
             // Boxed, too.
             Err(error) if is_unknown(&error) => {
                 let reply = Box::pin(send(client, "EVAL", self.source, call, timeout)).await;
@@ -361,7 +364,7 @@ fn send(
     async move {
         let command = CustomCommand::new_static(verb, ClusterHash::Offset(2), false);
         // The raw frame: fred's values would be only half way to our elements.
-        elements(client.custom_raw(command, words).await?)
+        elements(pin!(client.custom_raw(command, words)).await?)
     }
 }
 

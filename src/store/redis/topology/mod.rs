@@ -18,6 +18,7 @@ use crate::store::Signal;
 use fleet::Fleet;
 use routes::Routes;
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -41,7 +42,7 @@ impl Connection {
         async move {
             match self {
                 Connection::One(node) => {
-                    let reply = node.run(script, &call, timeout, false).await;
+                    let reply = pin!(node.run(script, &call, timeout, false)).await;
                     reply.map_err(|error| node.at(classify(&error)))
                 }
                 // Boxed, so that the future stays small where there is one server.

@@ -100,6 +100,10 @@ impl<H> Effects<H> {
         self.0.extend(last.map(|last| Effect::Forget(last.by)));
     }
 
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.0.first.is_none()
+    }
+
     /// Returns whether a waiter is woken.
     pub(super) fn wakes(&self) -> bool {
         self.0.iter().any(|effect| matches!(effect, Effect::Wake(_)))

@@ -243,8 +243,15 @@ impl Queue {
 
     /// Runs a change with the lock held, and performs the effects without it.
     fn locked<R>(&self, run: impl FnOnce(&mut QueueState, &mut Effects<Arc<Hold>>) -> R) -> R {
-        let (result, effects) = self.deferred(run);
-        self.perform(effects);
+        let mut effects = Effects::default();
+        let mut state = self.lock();
+        let result = run(&mut state, &mut effects);
+        // Mostly there are none.
+        if !effects.is_empty() {
+            let effects = state.defer(effects);
+            drop(state);
+            self.perform(effects);
+        }
         result
     }
 

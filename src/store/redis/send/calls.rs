@@ -153,7 +153,7 @@ impl CallContext {
         let (script, call) = self.codec.lone_call(request);
         let sent = self.clock.now();
         let wait = call.wait;
-        let mut reply = match self.connection.run(script, call, request.timeout()).await {
+        let mut reply = match pin!(self.connection.run(script, call, request.timeout())).await {
             // Boxed, so that the future of a usual call stays small.
             Err(error) if self.connection.is_split(&error) => {
                 Box::pin(self.call_with_one_key(request, sent, error)).await?

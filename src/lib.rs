@@ -224,8 +224,8 @@ pub use observe::{
     Stats,
 };
 pub use store::{
-    Act, Check, Closed, Finding, HolderId, HolderInfo, Mark, Metadata, Mode, Note, Owner,
-    Preflight, Unfit, WaitingManager,
+    Act, Check, Closed, Credentials, CredentialsProvider, CredentialsRequest, Finding, HolderId,
+    HolderInfo, Mark, Metadata, Mode, Note, Owner, PasswordFile, Preflight, Unfit, WaitingManager,
 };
 pub use tokio_util::sync::CancellationToken;
 

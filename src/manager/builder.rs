@@ -6,8 +6,9 @@ use crate::error::{Error, Result};
 use crate::observe::{Observer, Observers};
 #[cfg(doc)]
 use crate::store::MemoryStore;
+use crate::store::connect::provider::Provider;
 use crate::store::connect::remote::{Remote, Replicas};
-use crate::store::{Fencing, Owner, Preflight, Store};
+use crate::store::{CredentialsProvider, Fencing, Owner, Preflight, Store};
 #[cfg(doc)]
 use crate::{ErrorKind, Loss};
 use std::time::Duration;
@@ -462,6 +463,49 @@ impl Builder {
     /// Defaults to no certificate.
     pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.remote.identity = Some((chain.into(), key.into()));
+        self
+    }
+
+    /// Sets what provides the user and the password of each connection, in place of those of the URL. Redis only.
+    ///
+    /// It is for credentials that change while the manager runs: the tokens of a cloud, or a password that a secret store
+    /// replaces. The provider is asked each time a connection is made. If its credentials are [valid for a
+    /// while](crate::Credentials::valid_for), each connection authenticates again before they lapse, at a time of its own. It is an
+    /// async closure, a [`PasswordFile`](crate::PasswordFile), or fixed [`Credentials`](crate::Credentials).
+    ///
+    /// The provider runs on a [thread of its own](CredentialsProvider::credentials). While it is slow, fails or panics, the
+    /// connections that work stay in use, with all leases. Only a new connection waits for it; without one, calls return
+    /// [`Unavailable`](ErrorKind::Unavailable). If the server refuses what it returns, a new connection fails as
+    /// [`Denied`](ErrorKind::Denied), and is tried again.
+    ///
+    /// ```no_run
+    /// use leasehold::{Credentials, CredentialsRequest, LeaseManager};
+    /// use std::time::Duration;
+    ///
+    /// # async fn signed_token(_: &str) -> std::io::Result<String> { Ok(String::new()) }
+    /// # async fn connected() -> leasehold::Result<()> {
+    /// let leases = LeaseManager::builder()
+    ///     .credentials(async |request: CredentialsRequest| {
+    ///         let token = signed_token(request.server()).await?;
+    ///         let token = Credentials::password(token).user("lease");
+    ///         Ok::<_, std::io::Error>(token.valid_for(Duration::from_secs(15 * 60)))
+    ///     })
+    ///     .connect("rediss://cache.internal:6379")
+    ///     .await?;
+    /// # drop(leases);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A URL with a user or a password is then [`Invalid`](ErrorKind::Invalid). With memory and ZooKeeper this setting is
+    /// [`Unsupported`](ErrorKind::Unsupported). Managers of one builder share the provider and its thread.
+    ///
+    /// Defaults to the user and the password of the URL, for as long as the manager lives.
+    #[doc(alias = "IAM")]
+    #[doc(alias = "password")]
+    #[doc(alias = "auth")]
+    pub fn credentials(mut self, provider: impl CredentialsProvider) -> Self {
+        self.remote.credentials = Some(Provider::new(provider));
         self
     }
 

@@ -16,6 +16,9 @@ pub(crate) mod url;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
+pub use connect::credentials::{
+    Credentials, CredentialsProvider, CredentialsRequest, PasswordFile,
+};
 pub use connect::options::ConnectOptions;
 pub use connect::preflight::{Check, Finding, Preflight, Unfit};
 pub use contract::capabilities::{Capabilities, Line};

@@ -3,6 +3,7 @@
 mod by_hand;
 mod cluster;
 mod commands;
+mod credentials;
 mod drop;
 mod election;
 mod errors;

@@ -1,9 +1,11 @@
 //! What all stores behind a URL share: their settings, and the checks when they connect.
 
+pub(crate) mod credentials;
 pub(crate) mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 pub(super) mod outage;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 pub(super) mod percent;
 pub(super) mod preflight;
+pub(crate) mod provider;
 pub(crate) mod remote;

@@ -1,6 +1,8 @@
 //! Settings of a store that is connected without a manager.
 
+use super::credentials::CredentialsProvider;
 use super::preflight::Preflight;
+use super::provider::Provider;
 use super::remote::{Remote, Replicas};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::contract::metadata::Owner;
@@ -114,6 +116,15 @@ impl ConnectOptions {
         self
     }
 
+    /// Sets what provides the user and the password of each connection, as
+    /// [`Builder::credentials`](crate::Builder::credentials). Redis only.
+    ///
+    /// Defaults to the user and the password of the URL.
+    pub fn credentials(mut self, provider: impl CredentialsProvider) -> Self {
+        self.remote.credentials = Some(Provider::new(provider));
+        self
+    }
+
     /// Checks the settings, and derives how long one attempt may take.
     pub(crate) fn common(&self) -> Result<Common> {
         if self.ttl.is_zero() {
@@ -172,6 +183,7 @@ pub(crate) fn in_task<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Credentials;
 
     #[test]
     fn settings_out_of_range_are_refused() {
@@ -208,6 +220,7 @@ mod tests {
     #[test]
     fn options_show_no_secrets() {
         let options = ConnectOptions::new().tls_identity("chain", "hunter2");
+        let options = options.credentials(Credentials::password("hunter2"));
         assert!(!format!("{options:?}").contains("hunter2"));
     }
 }

@@ -3,6 +3,7 @@
 //! A store reports each failed attempt to connect and each success. All its connections share one register, so an outage is
 //! one line at its start, one more from time to time while it lasts, and one at its end, however many calls fail.
 
+use super::provider;
 use crate::error::Error;
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -73,7 +74,14 @@ impl Outages {
             let silent_ms = silent.as_millis() as u64;
             move || {
                 let cause = why.message();
-                if why.is_unavailable() {
+                if cause.starts_with(provider::FAILED) {
+                    tracing::warn!(
+                        server,
+                        silent_ms,
+                        cause,
+                        "there are no credentials for the server"
+                    );
+                } else if why.is_unavailable() {
                     tracing::warn!(server, silent_ms, cause, "the server does not answer");
                 } else {
                     tracing::warn!(server, silent_ms, cause, "the server refuses the connection");

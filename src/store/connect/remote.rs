@@ -1,6 +1,7 @@
 //! Settings that a URL cannot express, and that not every store has.
 
 use super::preflight::Preflight;
+use super::provider::Provider;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::contract::name::check_prefix;
 use std::fmt;
@@ -19,6 +20,8 @@ pub(crate) struct Remote {
     pub(crate) ca: Option<Vec<u8>>,
     /// A chain of certificates and its key, in PEM.
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+    /// In place of the user and the password of the URL.
+    pub(crate) credentials: Option<Provider>,
 }
 
 /// How many replicas must have a grant, and how long they may take.
@@ -65,6 +68,7 @@ impl Remote {
             ("sharded_pubsub", self.sharded_pubsub.is_some()),
             ("tls_ca", self.ca.is_some()),
             ("tls_identity", self.identity.is_some()),
+            ("credentials", self.credentials.is_some()),
         ];
         set.iter().find_map(|(name, set)| set.then_some(*name))
     }
@@ -84,7 +88,7 @@ fn refuse(setting: Option<&str>, store: &str) -> Result<()> {
 
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Never the key.
+        // Never the key, nor what credentials hold.
         f.debug_struct("Remote")
             .field("prefix", &self.prefix)
             .field("replicas", &self.replicas)
@@ -92,6 +96,7 @@ impl fmt::Debug for Remote {
             .field("sharded_pubsub", &self.sharded_pubsub)
             .field("ca", &self.ca.is_some())
             .field("identity", &self.identity.is_some())
+            .field("credentials", &self.credentials.is_some())
             .finish()
     }
 }

@@ -2,11 +2,14 @@
 
 use super::errors::{classify, classify_connect, not_connected_in_time};
 use super::health::Refusals;
+use super::login::Login;
 use super::tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::connect::credentials::CredentialsRequest;
 use crate::store::connect::outage::Outages;
 use crate::store::connect::preflight::Preflight;
+use crate::store::connect::provider::Provider;
 use crate::store::connect::remote::{Remote, Replicas};
 use crate::store::redis::scripts::Failure;
 use crate::util::pauses::Pauses;
@@ -14,8 +17,8 @@ use fred::clients::{Client, SubscriberClient};
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::ClientLike;
 use fred::types::config::{
-    Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, Server, ServerConfig, TcpConfig,
-    UnresponsiveConfig,
+    Config, ConnectionConfig, CredentialProvider, PerformanceConfig, ReconnectPolicy, Server,
+    ServerConfig, TcpConfig, UnresponsiveConfig,
 };
 use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
 use std::fmt;
@@ -39,6 +42,8 @@ const FIRST_RECONNECT: Duration = Duration::from_millis(20);
 pub(in crate::store::redis) struct Served<C> {
     pub(in crate::store::redis) client: C,
     pub(in crate::store::redis) task: ConnectHandle,
+    /// Where a provider says with what it logs in.
+    pub(in crate::store::redis) login: Option<Arc<Login>>,
 }
 
 impl<C: ClientLike> Served<C> {
@@ -79,6 +84,9 @@ pub(crate) struct Address {
     client_name: String,
     /// Of all connections of a store.
     pub(super) refusals: Arc<Refusals>,
+    /// In place of a user and a password in `config`.
+    credentials: Option<Provider>,
+    is_sentinel: bool,
 }
 
 impl fmt::Debug for Address {
@@ -105,6 +113,8 @@ impl Address {
             outages: Outages::new(ttl, attempt),
             client_name: "leasehold".to_owned(),
             refusals: Arc::default(),
+            credentials: None,
+            is_sentinel: false,
         })
     }
 
@@ -123,7 +133,23 @@ impl Address {
         if remote.has_tls() {
             tls::configure(&mut self.config, remote)?;
         }
+        if remote.credentials.is_some() && self.has_login() {
+            return Err(Error::invalid(
+                "the URL has a user or a password, and `credentials` is set, too; leave them out of the URL, and have \
+                 the provider return them",
+            ));
+        }
+        self.credentials.clone_from(&remote.credentials);
         Ok(self)
+    }
+
+    /// Returns whether the URL has a user or a password.
+    fn has_login(&self) -> bool {
+        let of_sentinels = match &self.topology {
+            Topology::Sentinel(sentinels) => sentinels.has_login(),
+            Topology::Single | Topology::Cluster(_) => false,
+        };
+        self.config.username.is_some() || self.config.password.is_some() || of_sentinels
     }
 
     /// Names the connections that are made.
@@ -174,11 +200,24 @@ impl Address {
         address.config.database = None;
         address.config.username.clone_from(&sentinels.username);
         address.config.password.clone_from(&sentinels.password);
+        address.is_sentinel = true;
         address
     }
 
-    fn builder(&self, capacity: usize) -> Builder {
-        let mut builder = Builder::from_config(self.config.clone());
+    /// Returns what a new client logs in with, if a provider says it.
+    fn login(&self) -> Option<Arc<Login>> {
+        let provider = self.credentials.clone()?;
+        let request = CredentialsRequest::new(self.server_address(), self.is_sentinel);
+        // The rest is for the server: fred has one limit for both.
+        let limit = self.connect_timeout() * 3 / 4;
+        Some(Arc::new(Login::new(provider, request, limit)))
+    }
+
+    fn builder(&self, capacity: usize, login: Option<&Arc<Login>>) -> Builder {
+        let mut config = self.config.clone();
+        config.credential_provider =
+            login.map(|login| Arc::clone(login) as Arc<dyn CredentialProvider>);
+        let mut builder = Builder::from_config(config);
         builder.set_connection_config(ConnectionConfig {
             connection_timeout: self.connect_timeout(),
             internal_command_timeout: self.connect_timeout(),
@@ -204,11 +243,11 @@ impl Address {
     }
 
     /// Returns the builder of clients that replace a lost connection themselves.
-    fn lasting(&self) -> Builder {
+    fn lasting(&self, login: Option<&Arc<Login>>) -> Builder {
         let longest = millis(self.longest_pause());
         let mut policy = ReconnectPolicy::new_exponential(0, millis(FIRST_RECONNECT), longest, 2);
         policy.set_jitter(longest / 4);
-        let mut builder = self.builder(EVENTS);
+        let mut builder = self.builder(EVENTS, login);
         builder.set_policy(policy);
         builder
     }
@@ -233,24 +272,27 @@ impl Address {
     }
 
     pub(in crate::store::redis) async fn client(&self) -> Result<Served<Client>> {
-        let client = self.lasting().build().map_err(|error| classify(&error))?;
-        self.init(client).await
+        let login = self.login();
+        let client = self.lasting(login.as_ref()).build().map_err(|error| classify(&error))?;
+        self.init(client, login).await
     }
 
     /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred.
     pub(super) async fn fresh(&self) -> Result<Served<Client>, Failure> {
-        self.connect(self.lasting().build()?).await
+        let login = self.login();
+        self.connect(self.lasting(login.as_ref()).build()?, login).await
     }
 
     /// Connects a client that ends with its connection: its owner makes the next.
     pub(in crate::store::redis) async fn subscriber(&self) -> Result<Served<SubscriberClient>> {
-        let client =
-            self.builder(MESSAGES).build_subscriber_client().map_err(|error| classify(&error))?;
-        self.init(client).await
+        let login = self.login();
+        let builder = self.builder(MESSAGES, login.as_ref());
+        let client = builder.build_subscriber_client().map_err(|error| classify(&error))?;
+        self.init(client, login).await
     }
 
-    async fn init<C: ClientLike>(&self, client: C) -> Result<Served<C>> {
-        self.connect(client).await.map_err(|failure| {
+    async fn init<C: ClientLike>(&self, client: C, login: Option<Arc<Login>>) -> Result<Served<C>> {
+        self.connect(client, login).await.map_err(|failure| {
             self.explain(&failure).at(&format!("cannot connect to {}", self.server_address()))
         })
     }
@@ -264,8 +306,12 @@ impl Address {
     }
 
     /// Connects a client and names its connection. Reports whether the server has answered.
-    async fn connect<C: ClientLike>(&self, client: C) -> Result<Served<C>, Failure> {
-        let connected = self.try_to_connect(client).await;
+    async fn connect<C: ClientLike>(
+        &self,
+        client: C,
+        login: Option<Arc<Login>>,
+    ) -> Result<Served<C>, Failure> {
+        let connected = self.try_to_connect(client, login).await;
         match &connected {
             Ok(_) => self.outages.answered(&self.server_address()),
             Err(failure) => self.outages.failed(&self.server_address(), &self.explain(failure)),
@@ -275,7 +321,11 @@ impl Address {
 
     /// As the `init` of a client, but names the connection, notices the end of its task, and leaves nothing behind that tries
     /// on.
-    async fn try_to_connect<C: ClientLike>(&self, client: C) -> Result<Served<C>, Failure> {
+    async fn try_to_connect<C: ClientLike>(
+        &self,
+        client: C,
+        login: Option<Arc<Login>>,
+    ) -> Result<Served<C>, Failure> {
         let waiting = client.clone();
         let mut connected = pin!(async move { waiting.wait_for_connect().await });
         begin(connected.as_mut()).await;
@@ -295,9 +345,9 @@ impl Address {
             Err(failure) => Err(failure),
         };
         match named {
-            Ok(()) => Ok(Served { client, task }),
+            Ok(()) => Ok(Served { client, task, login }),
             Err(failure) => {
-                Served { client, task }.close(self.attempt).await;
+                Served { client, task, login }.close(self.attempt).await;
                 Err(failure)
             }
         }

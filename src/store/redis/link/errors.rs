@@ -1,6 +1,7 @@
 //! Classifies the failures of fred.
 
 use crate::error::{Error, ErrorKind, Fate};
+use crate::store::connect::provider;
 use crate::store::redis::scripts::Failure;
 use crate::store::redis::scripts::reply::{self, WRONG_USER};
 use fred::error::ErrorKind as Kind;
@@ -39,6 +40,10 @@ pub(in crate::store::redis) fn classify(error: &Failure) -> Error {
         let error = Error::new(why.kind(), message).with_fate(Fate::NotExecuted).with_source(why);
         return error.for_all_names();
     }
+    if text.starts_with(provider::FAILED) {
+        let error = Error::new(ErrorKind::Unavailable, text.to_owned());
+        return error.with_fate(Fate::NotExecuted).for_all_names();
+    }
     let classified = reply::classify(text);
     if classified.fate() == Fate::NotExecuted || classified.kind() != ErrorKind::Unavailable {
         return classified;
@@ -69,7 +74,9 @@ pub(in crate::store::redis) fn classify(error: &Failure) -> Error {
 pub(super) fn classify_connect(error: &Failure, with_tls: bool) -> Error {
     const CLOSED: [&str; 3] = ["UnexpectedEof", "ConnectionReset", "BrokenPipe"];
     let classified = classify(error);
-    if with_tls || !CLOSED.iter().any(|words| error.details().contains(words)) {
+    // Such words of a provider are about another connection.
+    let is_providers = error.details().starts_with(provider::FAILED);
+    if with_tls || is_providers || !CLOSED.iter().any(|words| error.details().contains(words)) {
         return classified;
     }
     classified.with_message(
@@ -246,6 +253,12 @@ mod tests {
             (Kind::Unknown, "ERR DB index is out of range", Invalid, "no database of this number"),
             (Kind::IO, "ConnectionRefused", Unavailable, "nothing is listening"),
             (Kind::IO, "Broken pipe: secret", Unavailable, "the connection to the server failed"),
+            (
+                Kind::Unknown,
+                "the credentials provider failed: NOAUTH",
+                Unavailable,
+                "sent: the credentials provider failed: NOAUTH",
+            ),
         ] {
             let failure = Failure::new(kind, text.to_owned());
             let error = super::classify(&unsent(Some(&failure)));
@@ -254,6 +267,9 @@ mod tests {
             assert!(!error.message().contains("secret"), "{error}");
             assert!(!is_unsent(&super::classify(&failure)), "{text}: it was sent");
         }
+        let reset = "the credentials provider failed: ConnectionReset";
+        let error = classify_connect(&Failure::new(Kind::Unknown, reset), false);
+        assert_eq!(error.message(), reset);
         assert!(is_unsent(&super::classify(&unsent(None))));
     }
 

@@ -14,6 +14,7 @@
 use super::address::{Address, Served};
 use super::errors::classify;
 use super::health::{Health, REPLICA, Role, field, info, until_in_use};
+use super::login::due;
 use crate::store::Signal;
 use crate::store::redis::scripts::Failure;
 use crate::util::panics::caught;
@@ -120,6 +121,8 @@ impl Keeper {
         let mut settling = false;
         // fred's own reconnects after silence. On a stalled server they hang, but nothing waits for them.
         let mut forced = JoinSet::new();
+        // The login before the credentials lapse. It may hang, but nothing waits for it.
+        let mut logins = JoinSet::new();
         loop {
             let has_task = self.reason != Some(Reason::Ended);
             let attempt_at = self.attempt_at;
@@ -158,6 +161,8 @@ impl Keeper {
                     health.end_reconnecting();
                 },
                 () = health.refused.notified() => self.refused(),
+                () = due(self.served.login.as_ref()), if has_task && logins.is_empty() => self.log_in(&mut logins),
+                Some(_) = logins.join_next() => {}
                 () = async { sleep_until(attempt_at.unwrap_or_else(Instant::now)).await }, if attempt_at.is_some() => {
                     self.attempt_at = None;
                     self.fresh.spawn(make(self.address.clone(), self.reason));
@@ -167,7 +172,7 @@ impl Keeper {
                         self.replace(*served);
                         self.reconnects.set();
                         (connected, failures) = self.events();
-                        (settling, forced) = (false, JoinSet::new());
+                        (settling, forced, logins) = (false, JoinSet::new(), JoinSet::new());
                         health.is_in_use();
                     }
                     Ok(Fresh::Refuses) | Err(_) => self.try_again(None),
@@ -179,6 +184,18 @@ impl Keeper {
 
     fn events(&self) -> (Receiver<Server>, Receiver<(Failure, Option<Server>)>) {
         (self.served.client.reconnect_rx(), self.served.client.error_rx())
+    }
+
+    /// Has the connection authenticate again. Without a connection, the next one does so by itself.
+    fn log_in(&self, logins: &mut JoinSet<()>) {
+        let Some(login) = self.served.login.clone() else { return };
+        match self.health.up() {
+            Some(client) => {
+                let (health, attempt) = (Arc::clone(&self.health), self.address.attempt);
+                logins.spawn(async move { login.renew(&client, &health, attempt).await });
+            }
+            None => login.wait_a_while(),
+        }
     }
 
     fn ended(&mut self, how: Result<Result<(), Failure>, JoinError>) {

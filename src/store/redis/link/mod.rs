@@ -1,9 +1,10 @@
-//! A connection to one server: its address, its TLS, and the errors of the client.
+//! A connection to one server: its address, its TLS, its login, and the errors of the client.
 
 pub(super) mod address;
 pub(super) mod errors;
 pub(super) mod health;
 mod keeper;
+pub(super) mod login;
 pub(super) mod node;
 mod tls;
 pub(super) mod url;

@@ -29,6 +29,13 @@ pub(in crate::store::redis) struct Sentinels {
     pub(super) password: Option<String>,
 }
 
+impl Sentinels {
+    /// Returns whether the URL has a user or a password for sentinels.
+    pub(super) fn has_login(&self) -> bool {
+        self.username.is_some() || self.password.is_some()
+    }
+}
+
 pub(super) fn parse(url: &str) -> Result<Parsed> {
     let Some((scheme, rest)) = url.split_once("://") else {
         if ["redis", "rediss", "valkey", "valkeys"].iter().any(|scheme| has_scheme(url, scheme)) {

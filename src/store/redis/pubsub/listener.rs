@@ -17,7 +17,7 @@
 
 use super::channels::{Channel, Channels, Command, Subscribed, answer, wake, wake_ours};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::redis::link::address::Address;
+use crate::store::redis::link::address::{Address, Served};
 use crate::store::redis::link::errors::classify;
 use crate::util::trace;
 use fred::clients::SubscriberClient;
@@ -47,6 +47,8 @@ pub(super) type Closed = Option<oneshot::Sender<()>>;
 pub(super) enum End {
     Lost,
     Closed(Closed),
+    /// The next one is made already.
+    Replaced(Box<Served<SubscriberClient>>),
 }
 
 /// What a subscriber has to do, whatever its connection.

@@ -5,3 +5,4 @@ mod fleet;
 mod listener;
 mod subscriber;
 pub(super) mod subscriptions;
+mod successor;

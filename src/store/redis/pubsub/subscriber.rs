@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! 1. **Each connection is a client of its own.** It is given up when it is lost, when it is silent, when its client has
-//!    ended, or when the requests go to another server. The next one subscribes all awaited channels, and then wakes
+//!    ended, when the requests go to another server, or when its login is about to lapse and the next connection is there. The next one subscribes all awaited channels, and then wakes
 //!    their waiters, because the messages of the gap are lost.
 //! 2. **Connections that die young are made less and less often**, until one has lived for a while.
 //! 3. **No panic ends the subscriber**: neither one of a waker, nor its own.
@@ -12,6 +12,7 @@
 
 use super::channels::{Channels, Command, answer, forward_messages};
 use super::listener::{Closed, End, Listener, Work, no_connection};
+use super::successor::Successor;
 use crate::error::Error;
 use crate::store::redis::link::address::{Address, Served};
 use crate::store::redis::topology::Destination;
@@ -102,8 +103,10 @@ impl Subscriber {
                     Err(closed) => break closed,
                 },
             };
-            if let End::Closed(closed) = self.live(connected).await {
-                break closed;
+            match self.live(connected).await {
+                End::Lost => {}
+                End::Closed(closed) => break closed,
+                End::Replaced(made) => next = Some(*made),
             }
         };
         if let Some(closed) = closed {
@@ -113,7 +116,8 @@ impl Subscriber {
 
     /// Serves a connection to its end.
     async fn live(&mut self, connected: Served<SubscriberClient>) -> End {
-        let Served { client, mut task } = connected;
+        let Served { client, mut task, login } = connected;
+        let mut successor = Successor::new(&self.address, login);
         let since = Instant::now();
         self.outage.reset();
         let mut forwarder = JoinSet::new();
@@ -123,9 +127,13 @@ impl Subscriber {
             _ = &mut task => End::Lost,
             _ = forwarder.join_next() => End::Lost,
             end = caught("subscriber", self.serve(&client)) => end.unwrap_or(End::Lost),
+            made = successor.made() => End::Replaced(Box::new(made)),
         };
+        successor.abandon(self.address.attempt);
         match &end {
-            End::Closed(_) => _ = timeout(self.address.attempt, client.quit()).await,
+            End::Closed(_) | End::Replaced(_) => {
+                let _ = timeout(self.address.attempt, client.quit()).await;
+            }
             End::Lost => self.note_age(since.elapsed()),
         }
         task.abort();

@@ -7,8 +7,7 @@ use crate::util::trace;
 use std::time::Duration;
 use tracing::Level;
 
-pub(in crate::store::redis) const WRONG_USER: &str =
-    "the server refuses this user or password; check those of the URL";
+pub(in crate::store::redis) const WRONG_USER: &str = "the server refuses this user or password; check those of the URL, or what the credentials provider returns";
 
 /// One element of a script's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -239,7 +238,8 @@ pub(in crate::store::redis) fn classify(text: &str) -> Error {
         "DENIED" => (Denied, "the server is in protected mode: it takes local clients only"),
         "NOAUTH" => (
             Denied,
-            "the server wants a password; put it into the URL after a colon: redis://:password@host",
+            "the server wants a password; put it into the URL after a colon, as in redis://:password@host, or have the \
+             credentials provider return one",
         ),
         "WRONGPASS" => (Denied, WRONG_USER),
         "NOPERM" if text.contains(" key") => (

@@ -8,6 +8,7 @@ use super::slot_map::SlotMap;
 use crate::error::Result;
 use crate::store::Signal;
 use crate::store::redis::link::address::{Address, Served};
+use crate::store::redis::link::login::due;
 use crate::store::redis::link::url::{Sentinels, Topology};
 use crate::util::panics::{caught, run_wakers};
 use crate::util::sync::Mutex;
@@ -182,11 +183,13 @@ async fn watch_sentinel(
     let address = routes.address.of_sentinel(&sentinels, &sentinel);
     loop {
         // This is not cancelled half way, which would leave a connection behind.
-        if let Ok(Served { client, mut task }) = address.subscriber().await {
+        if let Ok(Served { client, mut task, login }) = address.subscriber().await {
             let listen = async {
                 tokio::select! {
                     // It ends with its connection.
                     _ = &mut task => {}
+                    // The next one logs in again.
+                    () = due(login.as_ref()) => {}
                     _ = caught("sentinels", listen_to_sentinel(&routes, &client, address.attempt)) => {}
                 }
             };

@@ -145,7 +145,7 @@ fn explain_denied(error: Error) -> Error {
         return error;
     }
     let message = "a sentinel wants a user or password, or refuses it; they are sentinelUsername and sentinelPassword \
-                   in the URL";
+                   in the URL, or what the credentials provider returns for a sentinel";
     Error::new(ErrorKind::Denied, message).with_fate(error.fate()).with_source(error)
 }
 

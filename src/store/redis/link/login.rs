@@ -1,0 +1,134 @@
+//! What one client logs in with, where a provider says it, and when it does so again.
+//!
+//! fred asks at each connect. It could also authenticate again by itself, but at a fixed interval from the first connect
+//! on: it does not try again after a failure before the interval is over, and all clients do it at once. So this is ours.
+
+use super::errors::classify;
+use super::health::Health;
+use crate::error::Error;
+use crate::store::connect::credentials::CredentialsRequest;
+use crate::store::connect::provider::{Issued, Provider};
+use crate::store::redis::scripts::Failure;
+use crate::util::pauses::Pauses;
+use crate::util::sync::Mutex;
+use async_trait::async_trait;
+use fred::clients::Client;
+use fred::error::ErrorKind as Kind;
+use fred::interfaces::AuthInterface;
+use fred::types::config::{CredentialProvider, Server};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use uuid::Uuid;
+
+/// The bounds of the pauses between attempts to authenticate again.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// The shortest time between two logins of a connection, however short the credentials are valid.
+const SHORTEST: Duration = Duration::from_secs(1);
+
+/// The login of one client.
+pub(in crate::store::redis) struct Login {
+    provider: Provider,
+    request: CredentialsRequest,
+    /// For how long the provider may take.
+    limit: Duration,
+    /// When to authenticate again; `None` for never.
+    due: watch::Sender<Option<Instant>>,
+    retry: Mutex<Pauses>,
+}
+
+impl Login {
+    pub(super) fn new(provider: Provider, request: CredentialsRequest, limit: Duration) -> Self {
+        let (due, retry) = (watch::Sender::new(None), Mutex::new(Pauses::new(RETRY.0, RETRY.1)));
+        Self { provider, request, limit, due, retry }
+    }
+
+    /// Asks the provider, and plans the next login.
+    async fn ask(&self) -> Result<Issued, Error> {
+        let issued = self.provider.ask(&self.request, self.limit).await?;
+        let due = issued.credentials.validity().and_then(|validity| {
+            // Not all connections and managers at once, and with a quarter of the time left for more attempts.
+            let [random, ..] = Uuid::new_v4().into_bytes();
+            let after = validity / 2 + validity / 4 * u32::from(random) / 255;
+            issued.asked.checked_add(after.max(SHORTEST))
+        });
+        self.due.send_replace(due);
+        Ok(issued)
+    }
+
+    /// Waits until it is time to log in again.
+    pub(in crate::store::redis) async fn due(&self) {
+        let mut due = self.due.subscribe();
+        loop {
+            let at = *due.borrow_and_update();
+            tokio::select! {
+                () = async { sleep_until(at.unwrap_or_else(Instant::now)).await }, if at.is_some() => return,
+                // The sender is in `self`.
+                _ = due.changed() => {}
+            }
+        }
+    }
+
+    /// Plans the next attempt after one that has failed, and reports the failure.
+    pub(in crate::store::redis) fn put_off(&self, why: &Error) {
+        self.provider.note_failure(&self.request, why);
+        self.wait_a_while();
+    }
+
+    /// Plans the next attempt.
+    pub(super) fn wait_a_while(&self) {
+        let pause = self.retry.lock().next();
+        self.due.send_replace(Some(Instant::now() + pause));
+    }
+
+    /// Authenticates a connection that is in use again. If that fails, the server keeps to the login before, and the next
+    /// attempt is planned.
+    pub(super) async fn renew(&self, client: &Client, health: &Health, attempt: Duration) {
+        let issued = match self.ask().await {
+            Ok(issued) => issued,
+            Err(error) => return self.put_off(&error),
+        };
+        let (user, password) = issued.credentials.into_login();
+        let Some(password) = password else { return };
+        let sent = Instant::now();
+        match client.auth(user, password).await {
+            Ok(()) => self.retry.lock().reset(),
+            Err(failure) => {
+                self.put_off(&classify(&failure));
+                if *failure.kind() == Kind::Timeout && health.silence.is_shown_by(sent, attempt) {
+                    health.is_silent();
+                }
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl CredentialProvider for Login {
+    async fn fetch(&self, _: Option<&Server>) -> Result<(Option<String>, Option<String>), Failure> {
+        let issued = self.ask().await;
+        // Its message begins with words by which `classify` knows it again.
+        let issued =
+            issued.map_err(|error| Failure::new(Kind::Unknown, error.message().to_owned()));
+        issued.map(|issued| {
+            self.retry.lock().reset();
+            issued.credentials.into_login()
+        })
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login").field("request", &self.request).finish_non_exhaustive()
+    }
+}
+
+/// Waits until the login of a client is due, if it has one.
+pub(in crate::store::redis) async fn due(login: Option<&Arc<Login>>) {
+    match login {
+        Some(login) => login.due().await,
+        None => std::future::pending().await,
+    }
+}

@@ -35,6 +35,7 @@ enum Does {
 #[derive(Clone)]
 struct Vault {
     does: Arc<Mutex<Does>>,
+    user: Arc<Mutex<&'static str>>,
     valid_for: Option<Duration>,
     delay: Duration,
     asked: Arc<Mutex<Vec<CredentialsRequest>>>,
@@ -42,8 +43,13 @@ struct Vault {
 
 impl Vault {
     fn new(password: &str) -> Self {
-        let does = Arc::new(Mutex::new(Does::Returns(password.to_owned())));
-        Self { does, valid_for: None, delay: Duration::ZERO, asked: Arc::default() }
+        Self {
+            does: Arc::new(Mutex::new(Does::Returns(password.to_owned()))),
+            user: Arc::new(Mutex::new("lease")),
+            valid_for: None,
+            delay: Duration::ZERO,
+            asked: Arc::default(),
+        }
     }
 
     fn set(&self, does: Does) {
@@ -77,7 +83,8 @@ impl Vault {
             }
             Does::Panics => panic!("on purpose"),
         };
-        let credentials = Credentials::password(password).user("lease");
+        let credentials =
+            Credentials::password(password).user(*self.user.lock().expect("no panic"));
         Ok(match self.valid_for {
             Some(time) => credentials.valid_for(time),
             None => credentials,
@@ -102,8 +109,12 @@ fn kill_user(server: &Server) {
 
 /// The ids of the connections of the manager, of those that are subscribed or of the others.
 fn connections(server: &Server, subscribed: bool) -> BTreeSet<String> {
+    connections_of(server, "lease", subscribed)
+}
+
+fn connections_of(server: &Server, user: &str, subscribed: bool) -> BTreeSet<String> {
     let list = server.command(&["CLIENT", "LIST"]).text();
-    let ours = list.lines().filter(|line| line.contains("user=lease"));
+    let ours = list.lines().filter(|line| line.contains(&format!(" user={user} ")));
     let ours = ours.filter(|line| line.contains(" sub=0 ") != subscribed);
     ours.map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
 }
@@ -216,9 +227,13 @@ async fn connection_in_use_authenticates_before_credentials_lapse() {
         assert!(vault.asked().len() > asked);
         set_user(&server, &format!("<hunter{}", round - 1));
     }
+    // The server shows as whom: each of the same connections becomes another user.
     assert!(connections(&server, false).is_superset(&requests), "they are the same connections");
+    server.command(&["ACL", "SETUSER", "heir", "on", ">hunter3", "~*", "&*", "+@all"]);
+    *vault.user.lock().expect("no panic") = "heir";
+    eventually(LONG, || connections_of(&server, "heir", false).is_superset(&requests)).await;
     // One that is subscribed has another one in its place, and hears of a release.
-    let now = || connections(&server, true);
+    let now = || connections_of(&server, "heir", true);
     eventually(LONG, || now().len() == 1 && now().is_disjoint(&subscribed)).await;
     let other = LeaseManager::connect(server.url()).await.expect("a manager");
     let theirs = lock(&other, "theirs").await;
@@ -435,7 +450,7 @@ async fn sentinels_and_servers_have_credentials_of_their_own() {
         servers.iter().for_each(|server| set_user(server, &format!(">{new}")));
         vault.returns(&new);
         servers.iter().for_each(|server| set_user(server, &old));
-        servers.iter().for_each(|server| kill_user(server));
+        servers.iter().for_each(kill_user);
         load.goes_on().await;
         sleep(T / 2).await;
         is_held(&held);

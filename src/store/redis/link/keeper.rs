@@ -191,7 +191,8 @@ impl Keeper {
         let Some(login) = self.served.login.clone() else { return };
         match self.health.up() {
             Some(client) => {
-                let (health, attempt) = (Arc::clone(&self.health), self.address.attempt);
+                let health = Arc::clone(&self.health);
+                let attempt = self.address.attempt;
                 logins.spawn(async move { login.renew(&client, &health, attempt).await });
             }
             None => login.wait_a_while(),

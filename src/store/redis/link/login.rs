@@ -41,7 +41,8 @@ pub(in crate::store::redis) struct Login {
 
 impl Login {
     pub(super) fn new(provider: Provider, request: CredentialsRequest, limit: Duration) -> Self {
-        let (due, retry) = (watch::Sender::new(None), Mutex::new(Pauses::new(RETRY.0, RETRY.1)));
+        let due = watch::Sender::new(None);
+        let retry = Mutex::new(Pauses::new(RETRY.0, RETRY.1));
         Self { provider, request, limit, due, retry }
     }
 
@@ -130,5 +131,71 @@ pub(in crate::store::redis) async fn due(login: Option<&Arc<Login>>) {
     match login {
         Some(login) => login.due().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::store::Credentials;
+
+    fn login(credentials: Credentials) -> Login {
+        let request = CredentialsRequest::new("a:1".to_owned(), false);
+        Login::new(Provider::new(credentials), request, Duration::from_secs(30))
+    }
+
+    /// Returns after how much time the login is due, counted from now.
+    fn due_in(login: &Login) -> Option<Duration> {
+        login.due.borrow().map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    #[tokio::test]
+    async fn logins_are_due_at_times_of_their_own_before_they_lapse() {
+        let valid = Duration::from_secs(10_000);
+        let mut times = Vec::new();
+        for _ in 0..32 {
+            let login = login(Credentials::password("p").valid_for(valid));
+            login.ask().await.unwrap();
+            times.push(due_in(&login).unwrap());
+        }
+        let range = Duration::from_secs(4_900)..=Duration::from_secs(7_500);
+        assert!(times.iter().all(|time| range.contains(time)), "{times:?}");
+        let apart = *times.iter().max().unwrap() - *times.iter().min().unwrap();
+        assert!(apart > Duration::from_secs(500), "{times:?}");
+    }
+
+    #[tokio::test]
+    async fn validity_without_sense_makes_no_hot_loop() {
+        for (valid, due) in
+            [(None, false), (Some(Duration::MAX), false), (Some(Duration::ZERO), true)]
+        {
+            let credentials = Credentials::password("p");
+            let login = login(match valid {
+                Some(valid) => credentials.valid_for(valid),
+                None => credentials,
+            });
+            login.ask().await.unwrap();
+            assert_eq!(due_in(&login).is_some(), due, "{valid:?}");
+            assert!(due_in(&login).is_none_or(|due| due > SHORTEST / 2), "{valid:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn login_that_fails_is_tried_again_less_and_less_often() {
+        let login = login(Credentials::none());
+        let mut pauses = Vec::new();
+        for _ in 0..10 {
+            login.put_off(&Error::new(ErrorKind::Unavailable, "no"));
+            pauses.push(due_in(&login).unwrap());
+        }
+        assert!(
+            pauses[0] <= RETRY.0 && pauses[9] > RETRY.1 / 3 && pauses[9] <= RETRY.1,
+            "{pauses:?}"
+        );
+        // A new connection has logged in.
+        login.fetch(None).await.unwrap();
+        login.wait_a_while();
+        assert!(due_in(&login).unwrap() <= RETRY.0);
     }
 }

@@ -5,4 +5,3 @@ mod fleet;
 mod listener;
 mod subscriber;
 pub(super) mod subscriptions;
-mod successor;

@@ -12,9 +12,9 @@
 
 use super::channels::{Channels, Command, answer, forward_messages};
 use super::listener::{Closed, End, Listener, Work, no_connection};
-use super::successor::Successor;
 use crate::error::Error;
 use crate::store::redis::link::address::{Address, Served};
+use crate::store::redis::link::successor::Successor;
 use crate::store::redis::topology::Destination;
 use crate::store::redis::topology::routes::Routes;
 use crate::util::panics::{caught, run_wakers};

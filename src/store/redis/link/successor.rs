@@ -1,16 +1,16 @@
 //! Makes the next connection for wake-ups before the login of the current one lapses: a connection that is subscribed cannot
 //! authenticate again.
 
+use super::address::{Address, Served};
+use super::login::{Login, due};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::redis::link::address::{Address, Served};
-use crate::store::redis::link::login::{Login, due};
 use fred::clients::SubscriberClient;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// The successor of a connection.
-pub(super) struct Successor {
+pub(in crate::store::redis) struct Successor {
     address: Address,
     login: Option<Arc<Login>>,
     /// In a task of its own: an abandoned client would keep its connection.
@@ -18,12 +18,12 @@ pub(super) struct Successor {
 }
 
 impl Successor {
-    pub(super) fn new(address: &Address, login: Option<Arc<Login>>) -> Self {
+    pub(in crate::store::redis) fn new(address: &Address, login: Option<Arc<Login>>) -> Self {
         Self { address: address.clone(), login, connecting: None }
     }
 
     /// Returns the next connection, once it is time for it and it is made. Until then the current one stays in use.
-    pub(super) async fn made(&mut self) -> Served<SubscriberClient> {
+    pub(in crate::store::redis) async fn made(&mut self) -> Served<SubscriberClient> {
         loop {
             due(self.login.as_ref()).await;
             let address = self.address.clone();
@@ -44,7 +44,7 @@ impl Successor {
     }
 
     /// Closes what is made, for an owner that does not need it any more.
-    pub(super) fn abandon(self, limit: Duration) {
+    pub(in crate::store::redis) fn abandon(self, limit: Duration) {
         let Some(connecting) = self.connecting else { return };
         tokio::spawn(async move {
             if let Ok(Ok(made)) = connecting.await {

@@ -104,8 +104,8 @@ impl Checkup {
         let info = node.info().await;
         let run_id = info.as_ref().ok().and_then(|info| field(info, "run_id")).map(str::to_owned);
         self.destination.send_replace(Destination { connects, run_id });
-        let place = if self.node.is_some() { Place::Quorum } else { Place::Alone };
-        let findings = judge(&name, info, self.replicas, place)?;
+        let deployment = if self.node.is_some() { Deployment::Quorum } else { Deployment::Alone };
+        let findings = judge(&name, info, self.replicas, deployment)?;
         Ok(Known::from([(name, allowed(self.preflight, findings))]))
     }
 
@@ -119,7 +119,7 @@ impl Checkup {
             asking.spawn(async move {
                 let name = server.to_string();
                 let info = fleet.info(&server).await;
-                let findings = judge(&name, info, replicas, Place::Fleet);
+                let findings = judge(&name, info, replicas, Deployment::Fleet);
                 findings.map(|findings| (name, allowed(preflight, findings)))
             });
         }
@@ -210,17 +210,22 @@ fn is_refusal(error: &Error) -> bool {
 
 /// What a server is a part of.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Deployment {
     /// It is the only one.
     Alone,
     /// A quorum relies on no single node.
     Quorum,
-    /// Sentinel, or a cluster: one of its replicas may take its place.
+    /// Sentinel, or a cluster: one of its replicas may be promoted.
     Fleet,
 }
 
 /// Returns what is wrong with a server, by its reply to `INFO`. `replicas` of its replicas must confirm a grant.
-fn judge(name: &str, info: Result<String>, replicas: u32, place: Place) -> Result<Vec<Finding>> {
+fn judge(
+    name: &str,
+    info: Result<String>,
+    replicas: u32,
+    deployment: Deployment,
+) -> Result<Vec<Finding>> {
     let info = match info {
         Ok(info) => info,
         Err(error) if is_refusal(&error) => {
@@ -260,7 +265,7 @@ fn judge(name: &str, info: Result<String>, replicas: u32, place: Place) -> Resul
             ),
         );
     }
-    if field("aof_enabled") == Some("0") && place != Place::Quorum {
+    if field("aof_enabled") == Some("0") && deployment != Deployment::Quorum {
         find(
             Check::Persistence,
             "has no append-only file, so a restart forgets all leases and others are granted their names; set \
@@ -280,7 +285,7 @@ fn judge(name: &str, info: Result<String>, replicas: u32, place: Place) -> Resul
             ),
         );
     }
-    if place == Place::Fleet && replicas == 0 {
+    if deployment == Deployment::Fleet && replicas == 0 {
         find(
             Check::Failover,
             "may be replaced by a replica that lacks the last grants, and others are granted their names; set \
@@ -298,8 +303,8 @@ mod tests {
     const FIT: &str = "redis_version:7.0.15\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n\
                        role:master\r\nconnected_slaves:0\r\n";
 
-    fn checks(info: &str, replicas: u32, place: Place) -> Vec<Check> {
-        let findings = judge("it", Ok(info.to_owned()), replicas, place).unwrap();
+    fn checks(info: &str, replicas: u32, deployment: Deployment) -> Vec<Check> {
+        let findings = judge("it", Ok(info.to_owned()), replicas, deployment).unwrap();
         findings.iter().map(|finding| finding.check).collect()
     }
 
@@ -321,27 +326,32 @@ mod tests {
             (policy("allkeys-lru").replace(limit.0, limit.1), Some(Check::Eviction)),
             (policy("volatile-ttl").replace(limit.0, limit.1), Some(Check::Eviction)),
         ] {
-            assert_eq!(checks(&info, 0, Place::Alone), Vec::from_iter(expected), "{info}");
+            assert_eq!(checks(&info, 0, Deployment::Alone), Vec::from_iter(expected), "{info}");
         }
         let all = "redis_version:5.0\nrole:slave\nmaxmemory:1\nmaxmemory_policy:allkeys-lfu\naof_enabled:0";
-        assert_eq!(checks(all, 0, Place::Alone).len(), 4);
-        assert_eq!(checks(all, 0, Place::Quorum).len(), 3, "a quorum relies on no file");
+        assert_eq!(checks(all, 0, Deployment::Alone).len(), 4);
+        assert_eq!(checks(all, 0, Deployment::Quorum).len(), 3, "a quorum relies on no file");
     }
 
     #[test]
     fn replicas_count_only_where_they_are_demanded() {
         let one = FIT.replace("connected_slaves:0", "connected_slaves:1");
-        assert_eq!(checks(FIT, 0, Place::Alone), []);
-        assert_eq!(checks(FIT, 1, Place::Alone), [Check::Replicas]);
-        assert_eq!(checks(FIT, 0, Place::Fleet), [Check::Failover]);
-        assert_eq!(checks(&one, 1, Place::Fleet), []);
-        assert_eq!(checks(&one, 2, Place::Fleet), [Check::Replicas]);
+        assert_eq!(checks(FIT, 0, Deployment::Alone), []);
+        assert_eq!(checks(FIT, 1, Deployment::Alone), [Check::Replicas]);
+        assert_eq!(checks(FIT, 0, Deployment::Fleet), [Check::Failover]);
+        assert_eq!(checks(&one, 1, Deployment::Fleet), []);
+        assert_eq!(checks(&one, 2, Deployment::Fleet), [Check::Replicas]);
     }
 
     #[test]
     fn refusal_of_info_is_a_finding_and_an_outage_an_error() {
         let judged = |text: &str| {
-            judge("it", Err(crate::store::redis::scripts::reply::classify(text)), 0, Place::Alone)
+            judge(
+                "it",
+                Err(crate::store::redis::scripts::reply::classify(text)),
+                0,
+                Deployment::Alone,
+            )
         };
         for text in [
             "NOPERM this user has no permissions to run the 'info' command",

@@ -7,5 +7,6 @@ pub(super) mod outage;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 pub(super) mod percent;
 pub(super) mod preflight;
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for the connections to Redis"))]
 pub(crate) mod provider;
 pub(crate) mod remote;

@@ -52,7 +52,7 @@ impl Login {
         let due = issued.credentials.validity().and_then(|validity| {
             // Not all connections and managers at once, and with a quarter of the time left for more attempts.
             let [random, ..] = Uuid::new_v4().into_bytes();
-            let after = validity / 2 + validity / 4 * u32::from(random) / 255;
+            let after = validity / 2 + validity / (4 * 255) * u32::from(random);
             issued.asked.checked_add(after.max(SHORTEST))
         });
         self.due.send_replace(due);

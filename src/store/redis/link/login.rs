@@ -1,7 +1,8 @@
 //! What one client logs in with, where a provider says it, and when it does so again.
 //!
-//! fred asks at each connect. It could also authenticate again by itself, but at a fixed interval from the first connect
-//! on: it does not try again after a failure before the interval is over, and all clients do it at once. So this is ours.
+//! fred asks at each connect. It could also authenticate again by itself, but at a fixed interval from the first connect on,
+//! all clients at once, and not sooner after a failure. A provider that hangs or panics once ends that for good, and a panic at
+//! a reconnect ends the client. So the timer is ours, and fred never meets the provider itself.
 
 use super::errors::classify;
 use super::health::Health;

@@ -378,6 +378,7 @@ impl Builder {
     /// | `Version` | it is older than Redis 7.0 |
     /// | `Persistence` | it has no append-only file, so a restart forgets all leases; not on a [`Quorum`], which counts no node that has restarted within a TTL |
     /// | `Replicas` | it has fewer replicas than [`replicas`](Builder::replicas) demands |
+    /// | `ClusterMode` | with a `redis://` URL: the server is in cluster mode, and refuses calls for names of several slots |
     /// | `Failover` | with Sentinel or Cluster: [`replicas`](Builder::replicas) is not set, so a failover may lose a grant that was returned |
     /// | `Info` | the user may not run `INFO` |
     ///

@@ -267,6 +267,11 @@ async fn cluster_names_the_server_and_one_denial_for_all() {
     let server = format!("127.0.0.1:{}", cluster.nodes[1].port());
     let checks = found(&refused(&cluster.url()).await);
     assert!(checks.contains(&(server, Check::Eviction)), "{checks:?}");
+    // As if it were a single server.
+    let one = format!("redis://127.0.0.1:{}", cluster.nodes[0].port());
+    let error = refused(&one).await;
+    assert_eq!(found(&error), [(place(&cluster.nodes[0]), Check::ClusterMode)]);
+    assert!(error.to_string().contains("write redis-cluster://"), "{error}");
     // It holds for all servers, and is said once.
     let failovers = checks.iter().filter(|(_, check)| *check == Check::Failover);
     assert_eq!((failovers.count(), checks.len()), (1, 2), "{checks:?}");

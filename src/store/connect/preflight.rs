@@ -117,6 +117,8 @@ pub enum Check {
     Persistence,
     /// The server has fewer replicas than [`replicas`](crate::Builder::replicas) demands.
     Replicas,
+    /// The server is in cluster mode, and the URL is that of a single server.
+    ClusterMode,
     /// A failover may lose a grant that was returned, because no replica must confirm it.
     Failover,
     /// The user may not run `INFO`, so nothing is known.
@@ -124,12 +126,13 @@ pub enum Check {
 }
 
 impl Check {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Eviction,
         Self::Role,
         Self::Version,
         Self::Persistence,
         Self::Replicas,
+        Self::ClusterMode,
         Self::Failover,
         Self::Info,
     ];

@@ -285,6 +285,15 @@ fn judge(
             ),
         );
     }
+    if deployment != Deployment::Fleet && field("redis_mode") == Some("cluster") {
+        find(
+            Check::ClusterMode,
+            "is in cluster mode, where requests for names of several slots cannot share a call, so they and their \
+             renewals are refused; write redis-cluster:// in the URL, or give all names one hash tag by prefix(\"{app}:\") \
+             and allow Check::ClusterMode"
+                .to_owned(),
+        );
+    }
     if deployment == Deployment::Fleet && replicas == 0 {
         find(
             Check::Failover,
@@ -339,6 +348,9 @@ mod tests {
         assert_eq!(checks(FIT, 0, Deployment::Alone), []);
         assert_eq!(checks(FIT, 1, Deployment::Alone), [Check::Replicas]);
         assert_eq!(checks(FIT, 0, Deployment::Fleet), [Check::Failover]);
+        let cluster = format!("redis_mode:cluster\r\n{FIT}");
+        assert_eq!(checks(&cluster, 0, Deployment::Alone), [Check::ClusterMode]);
+        assert_eq!(checks(&cluster, 1, Deployment::Fleet), [Check::Replicas]);
         assert_eq!(checks(&one, 1, Deployment::Fleet), []);
         assert_eq!(checks(&one, 2, Deployment::Fleet), [Check::Replicas]);
     }

@@ -379,7 +379,7 @@ impl Builder {
     /// | `Persistence` | it has no append-only file, so a restart forgets all leases; not on a [`Quorum`], which counts no node that has restarted within a TTL |
     /// | `Replicas` | it has fewer replicas than [`replicas`](Builder::replicas) demands |
     /// | `ClusterMode` | with a `redis://` URL: the server is in cluster mode, and refuses calls for names of several slots |
-    /// | `Failover` | with Sentinel or Cluster: [`replicas`](Builder::replicas) is not set, so a failover may lose a grant that was returned |
+    /// | `Failover` | with Sentinel or Cluster: the server has a replica and [`replicas`](Builder::replicas) is not set, so a failover may lose a grant that was returned |
     /// | `Info` | the user may not run `INFO` |
     ///
     /// - [`warn`](Preflight::warn) writes one warning to the log for each finding, and connects.

@@ -60,11 +60,14 @@ async fn database_of_a_cluster_is_refused_or_apart() {
     let cluster = tokio::task::spawn_blocking(|| Cluster::start_with_databases(4)).await;
     let cluster = cluster.expect("a cluster");
     let connect = async |database: u8| {
-        LeaseManager::connect(&in_database(&cluster, database)).await.expect("a manager")
+        // So that only a message wakes a waiter in time.
+        let leases = LeaseManager::builder().max_poll_interval(LONG * 3);
+        leases.connect(&in_database(&cluster, database)).await.expect("a manager")
     };
     let [zero, two, other_two] = [connect(0).await, connect(2).await, connect(2).await];
     let lease = zero.lock("job").lock().await.expect("a lease");
-    let second = two.lock("job").lock().await.expect("another database");
+    let mut second = two.lock("job");
+    let second = within(LONG, second.lock()).await.expect("another database");
     assert!(other_two.lock("job").try_lock().await.expect("an answer").is_none());
     // A waiter is woken over the channels, which the databases share.
     let mut waiter = other_two.lock("job");

@@ -279,7 +279,8 @@ async fn cluster_names_the_server_and_one_denial_for_all() {
     cluster.nodes.iter().for_each(|node| _ = node.command(&permissions));
     let url = cluster.url().replace("redis-cluster://", "redis-cluster://lease:secret@");
     let error = refused(&url).await;
-    assert!(matches!(&found(&error)[..], [(_, Check::Info)]), "{error}");
+    let checks: Vec<Check> = found(&error).into_iter().map(|(_, check)| check).collect();
+    assert_eq!(checks, [Check::Info, Check::Failover], "each is allowed by its own name");
 }
 
 #[tokio::test]
@@ -298,5 +299,7 @@ async fn next_primary_is_checked_after_a_failover() {
     eventually(LONG, || evicting().is_some()).await;
     let (server, _) = evicting().expect("a warning");
     assert!(all.servers[1..].iter().any(|next| place(next) == server), "{server}");
+    let failovers = warnings(&trace).iter().filter(|(_, line)| line.contains("replicas(1")).count();
+    assert_eq!(failovers, 1, "it holds for each primary, and is said once");
     leases.close().await.expect("closed");
 }

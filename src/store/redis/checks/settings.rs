@@ -66,7 +66,8 @@ impl Checkup {
             Connection::One(_) => self.check_one().await?,
             Connection::Fleet(_) => self.check_fleet(self.servers()).await,
         };
-        let findings = news(&Known::new(), &known);
+        let mut reported = Vec::new();
+        let findings = news(&Known::new(), &known, &mut reported);
         if self.preflight.refuses() && !findings.is_empty() {
             return Err(Unfit::error(findings));
         }
@@ -75,7 +76,7 @@ impl Checkup {
         tokio::spawn(async move {
             tokio::select! {
                 () = end.cancelled() => {}
-                () = self.follow(known) => {}
+                () = self.follow(known, reported) => {}
             }
         });
         Ok(())
@@ -131,14 +132,14 @@ impl Checkup {
     }
 
     /// Checks what is met later, and warns of what is new there.
-    async fn follow(self, mut known: Known) {
+    async fn follow(self, mut known: Known, mut reported: Vec<Check>) {
         match (&self.connection, &self.routes) {
             (Connection::One(node), _) => {
                 let mut connects = node.connects();
                 while connects.changed().await.is_ok() {
                     // A server that cannot be asked is asked at the next reconnect.
                     if let Ok(found) = self.check_one().await {
-                        warn(news(&known, &found));
+                        warn(news(&known, &found, &mut reported));
                         known = found;
                     }
                 }
@@ -152,7 +153,7 @@ impl Checkup {
                         .retain(|name, _| servers.iter().any(|server| server.to_string() == *name));
                     servers.retain(|server| !known.contains_key(&server.to_string()));
                     let found = self.check_fleet(servers).await;
-                    warn(news(&known, &found));
+                    warn(news(&known, &found, &mut reported));
                     known.extend(found);
                     let all_known = self.servers().len() == known.len();
                     let limit = if all_known { Duration::MAX } else { RETRY };
@@ -172,19 +173,18 @@ fn allowed(preflight: Preflight, mut findings: Vec<Finding>) -> Vec<Finding> {
     findings
 }
 
-/// Returns the findings that are not known. What is found at one server and holds for all is reported once.
-fn news(known: &Known, found: &Known) -> Vec<Finding> {
-    let is_of_all = |check: &Check| matches!(check, Check::Info | Check::Failover);
-    let mut reported: Vec<Check> =
-        known.values().flatten().map(|finding| finding.check).filter(is_of_all).collect();
-    let unknown = |finding: &Finding| !known.values().flatten().any(|known| known == finding);
+/// Returns the findings that are not known. What is found at one server and holds for all is reported once: `reported` has
+/// those checks, also when the server has gone.
+fn news(known: &Known, found: &Known, reported: &mut Vec<Check>) -> Vec<Finding> {
     let mut new = Vec::new();
-    for finding in found.values().flatten().filter(|finding| unknown(finding)) {
-        if is_of_all(&finding.check) {
+    for finding in found.values().flatten() {
+        if matches!(finding.check, Check::Info | Check::Failover) {
             if reported.contains(&finding.check) {
                 continue;
             }
             reported.push(finding.check);
+        } else if known.values().flatten().any(|known| known == finding) {
+            continue;
         }
         new.push(finding.clone());
     }
@@ -207,6 +207,10 @@ fn is_refusal(error: &Error) -> bool {
     let is_passing = error.is_unavailable() && error.fate() == Fate::NotExecuted;
     words.starts_with("NOPERM ") || (words.starts_with("ERR ") && !is_passing)
 }
+
+/// What is wrong with a server of a fleet, if no replica must confirm a grant.
+const FAILOVER: &str = "may be replaced by a replica that lacks the last grants, and others are granted their names; set \
+                        replicas(1, ..), or allow Check::Failover";
 
 /// What a server is a part of.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -231,7 +235,12 @@ fn judge(
         Err(error) if is_refusal(&error) => {
             let advice = "does not let this user run INFO, so its settings are not checked; grant +info, or allow \
                           Check::Info";
-            return Ok(vec![Finding::new(Check::Info, name, advice)]);
+            let mut findings = vec![Finding::new(Check::Info, name, advice)];
+            // Whether it has replicas is not known.
+            if deployment == Deployment::Fleet && replicas == 0 {
+                findings.push(Finding::new(Check::Failover, name, FAILOVER));
+            }
+            return Ok(findings);
         }
         Err(error) => return Err(error),
     };
@@ -294,13 +303,9 @@ fn judge(
                 .to_owned(),
         );
     }
-    if deployment == Deployment::Fleet && replicas == 0 {
-        find(
-            Check::Failover,
-            "may be replaced by a replica that lacks the last grants, and others are granted their names; set \
-             replicas(1, ..), or allow Check::Failover"
-                .to_owned(),
-        );
+    // Nothing replaces a server without a replica.
+    if deployment == Deployment::Fleet && replicas == 0 && connected != Some(0) {
+        find(Check::Failover, FAILOVER.to_owned());
     }
     Ok(findings)
 }
@@ -347,7 +352,8 @@ mod tests {
         let one = FIT.replace("connected_slaves:0", "connected_slaves:1");
         assert_eq!(checks(FIT, 0, Deployment::Alone), []);
         assert_eq!(checks(FIT, 1, Deployment::Alone), [Check::Replicas]);
-        assert_eq!(checks(FIT, 0, Deployment::Fleet), [Check::Failover]);
+        assert_eq!(checks(&one, 0, Deployment::Fleet), [Check::Failover]);
+        assert_eq!(checks(FIT, 0, Deployment::Fleet), [], "nothing replaces it");
         let cluster = format!("redis_mode:cluster\r\n{FIT}");
         assert_eq!(checks(&cluster, 0, Deployment::Alone), [Check::ClusterMode]);
         assert_eq!(checks(&cluster, 1, Deployment::Fleet), [Check::Replicas]);
@@ -394,17 +400,20 @@ mod tests {
             }
             known
         };
+        let news_of = |known: &Known, found: &Known| news(known, found, &mut Vec::new());
         for check in [Check::Info, Check::Failover] {
             let all = known(&[("a", check), ("b", check), ("c", check)]);
-            assert_eq!(news(&Known::new(), &all), [finding(check, "a")]);
-            assert_eq!(news(&known(&[("b", check)]), &all), []);
+            let mut reported = Vec::new();
+            assert_eq!(news(&Known::new(), &all, &mut reported), [finding(check, "a")]);
+            // Also of a server that comes when the others have gone.
+            assert_eq!(news(&Known::new(), &known(&[("d", check)]), &mut reported), []);
         }
         let both = known(&[("a", Check::Info), ("b", Check::Info), ("b", Check::Role)]);
         let expected = [finding(Check::Info, "a"), finding(Check::Role, "b")];
-        assert_eq!(news(&Known::new(), &both), expected);
-        assert_eq!(news(&both, &both), []);
+        assert_eq!(news_of(&Known::new(), &both), expected);
+        assert_eq!(news(&both, &both, &mut vec![Check::Info]), []);
         let more = known(&[("c", Check::Info), ("c", Check::Role)]);
-        assert_eq!(news(&both, &more), [finding(Check::Role, "c")]);
-        assert_eq!(news(&known(&[("a", Check::Role)]), &both), expected);
+        assert_eq!(news(&both, &more, &mut vec![Check::Info]), [finding(Check::Role, "c")]);
+        assert_eq!(news_of(&known(&[("a", Check::Role)]), &both), expected);
     }
 }

@@ -23,27 +23,30 @@ impl Numbers {
     }
 }
 
-/// A list that is mostly empty or has one item, for which it allocates nothing.
+/// A list that mostly has no item, one, or the two of a hand-off, for which it allocates nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Few<T> {
     first: Option<T>,
+    second: Option<T>,
     more: Vec<T>,
 }
 
 impl<T> Default for Few<T> {
     fn default() -> Self {
-        Self { first: None, more: Vec::new() }
+        Self { first: None, second: None, more: Vec::new() }
     }
 }
 
 impl<T> Few<T> {
     fn iter(&self) -> impl Iterator<Item = &T> {
-        self.first.iter().chain(&self.more)
+        self.first.iter().chain(&self.second).chain(&self.more)
     }
 
     pub(in crate::engine) fn push(&mut self, item: T) {
         if self.first.is_none() {
             self.first = Some(item);
+        } else if self.second.is_none() {
+            self.second = Some(item);
         } else {
             self.more.push(item);
         }
@@ -54,7 +57,10 @@ impl<T> Few<T> {
     pub(in crate::engine) fn each(self, mut f: impl FnMut(T)) {
         if let Some(first) = self.first {
             f(first);
-            self.more.into_iter().for_each(f);
+            if let Some(second) = self.second {
+                f(second);
+                self.more.into_iter().for_each(f);
+            }
         }
     }
 }
@@ -161,12 +167,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_keeps_the_order_and_allocates_from_the_second_item_on() {
+    fn few_keeps_the_order_and_allocates_from_the_third_item_on() {
         let mut few = Few::default();
         assert_eq!(few.iter().count(), 0);
-        few.push(1);
-        assert_eq!((few.iter().count(), few.more.capacity()), (1, 0));
-        few.extend([2, 3]);
+        few.extend([1, 2]);
+        assert_eq!((few.iter().count(), few.more.capacity()), (2, 0));
+        few.push(3);
         let mut all = Vec::new();
         few.each(|item| all.push(item));
         assert_eq!(all, [1, 2, 3]);

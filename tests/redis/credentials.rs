@@ -159,6 +159,26 @@ impl Load {
     }
 }
 
+/// A manager that reaches its server through a proxy.
+struct Proxied {
+    server: Server,
+    vault: Vault,
+    proxy: Proxy,
+    leases: LeaseManager,
+}
+
+impl Proxied {
+    /// Starts a server whose user has a password that the vault returns.
+    async fn start(valid_for: Duration) -> Self {
+        let server = Server::start();
+        set_user(&server, ">hunter0");
+        let vault = Vault { valid_for: Some(valid_for), ..Vault::new("hunter0") };
+        let proxy = Proxy::start(server.port());
+        let leases = vault.builder().connect(proxy.url()).await.expect("a manager");
+        Self { server, vault, proxy, leases }
+    }
+}
+
 #[track_caller]
 fn is_held(lease: &Lease) {
     lease.check().expect("held");
@@ -207,11 +227,7 @@ async fn password_that_changes_under_load_costs_no_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_in_use_authenticates_before_credentials_lapse() {
-    let server = Server::start();
-    set_user(&server, ">hunter0");
-    let vault = Vault { valid_for: Some(Duration::from_secs(2)), ..Vault::new("hunter0") };
-    let proxy = Proxy::start(server.port());
-    let leases = vault.builder().connect(proxy.url()).await.expect("a manager");
+    let Proxied { server, vault, proxy, leases } = Proxied::start(Duration::from_secs(2)).await;
     let held = lock(&leases, "held").await;
     let load = Load::start(&leases);
     eventually(LONG, || connections(&server, true).len() == 1).await;
@@ -254,11 +270,7 @@ async fn connection_in_use_authenticates_before_credentials_lapse() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn login_that_is_refused_keeps_the_connection_in_use() {
     let trace = Trace::of_all_threads();
-    let server = Server::start();
-    set_user(&server, ">hunter0");
-    let vault = Vault { valid_for: Some(Duration::from_secs(2)), ..Vault::new("hunter0") };
-    let proxy = Proxy::start(server.port());
-    let leases = vault.builder().connect(proxy.url()).await.expect("a manager");
+    let Proxied { server, vault, proxy, leases } = Proxied::start(Duration::from_secs(2)).await;
     let held = lock(&leases, "held").await;
     let load = Load::start(&leases);
     // The old one is revoked before there is a new one.
@@ -522,11 +534,8 @@ async fn nodes_of_a_quorum_change_their_password_one_by_one() {
 /// A server that stands still is no reason to keep the provider's answer for later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn login_on_a_silent_server_waits_for_the_next_connection() {
-    let server = Server::start();
-    set_user(&server, ">hunter0");
-    let vault = Vault { valid_for: Some(Duration::from_secs(1)), ..Vault::new("hunter0") };
-    let proxy = Proxy::start(server.port());
-    let leases = vault.builder().connect(proxy.url()).await.expect("a manager");
+    let Proxied { server: _server, proxy, leases, .. } =
+        Proxied::start(Duration::from_secs(1)).await;
     drop(lock(&leases, "job").await);
     proxy.set(Mode::BlackHole);
     sleep(T).await;

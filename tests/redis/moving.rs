@@ -2,7 +2,7 @@
 
 use super::cluster::shared;
 use kit::order::lined;
-use kit::{Cluster, Server, eventually, within};
+use kit::{Cluster, eventually, within};
 use leasehold::{Lease, LeaseManager, LeaseState, Loss};
 use std::process::Command;
 use std::sync::Arc;
@@ -238,10 +238,6 @@ fn migrate(cluster: &Cluster, from: usize, to: usize) {
     assert_eq!(cluster.nodes[from].command(&words).text(), "OK");
 }
 
-fn has_migration(server: &Server) -> bool {
-    server.check_is("Valkey 9").is_ok()
-}
-
 /// Slots that move under load: locks of the same slots change hands meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resharding_under_load_loses_no_lease_of_any_kind() {
@@ -271,7 +267,8 @@ async fn resharding_under_load_loses_no_lease_of_any_kind() {
     }
     for (from, to) in [(0, 1), (1, 0)] {
         let moved = Arc::clone(&cluster);
-        let moves = if from == 1 && has_migration(&cluster.nodes[0]) { migrate } else { reshard };
+        let can_migrate = cluster.nodes[0].check_is("Valkey 9").is_ok();
+        let moves = if from == 1 && can_migrate { migrate } else { reshard };
         tokio::task::spawn_blocking(move || moves(&moved, from, to)).await.expect("moved");
         eventually(LONG, || (0..=LAST).all(|slot| cluster.is_agreed(slot, to))).await;
         let before = grants.load(Ordering::Relaxed);

@@ -24,7 +24,7 @@ impl Numbers {
 }
 
 /// A list that mostly has no item, one, or the two of a hand-off, for which it allocates nothing.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(in crate::engine) struct Few<T> {
     first: Option<T>,
     second: Option<T>,

@@ -87,7 +87,6 @@ impl Drop for HandedOff {
 
 /// Effects on their way out of the lock: with the wakers instead of the numbers. [`Queue::perform`] performs them.
 #[must_use = "waiters wait for it"]
-#[derive(Default)]
 pub(crate) struct Deferred(Few<DeferredEffect>);
 
 /// An [`Effect`] with the waker of its waiter.

@@ -68,7 +68,6 @@ impl Preflight {
         self.action == Action::Refuse
     }
 
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn allows(self, check: Check) -> bool {
         self.allowed & check.bit() != 0
     }
@@ -83,8 +82,7 @@ impl Default for Preflight {
 
 impl fmt::Debug for Preflight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let allowed: Vec<_> =
-            Check::ALL.into_iter().filter(|check| self.allowed & check.bit() != 0).collect();
+        let allowed: Vec<_> = Check::ALL.into_iter().filter(|check| self.allows(*check)).collect();
         let mut shown = f.debug_struct("Preflight");
         shown.field("action", &self.action).field("allowed", &allowed).finish()
     }

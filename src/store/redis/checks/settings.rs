@@ -208,10 +208,6 @@ fn is_refusal(error: &Error) -> bool {
     words.starts_with("NOPERM ") || (words.starts_with("ERR ") && !is_passing)
 }
 
-/// What is wrong with a server of a fleet, if no replica must confirm a grant.
-const FAILOVER: &str = "may be replaced by a replica that lacks the last grants, and others are granted their names; set \
-                        replicas(1, ..), or allow Check::Failover";
-
 /// What a server is a part of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Deployment {
@@ -230,23 +226,21 @@ fn judge(
     replicas: u32,
     deployment: Deployment,
 ) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let mut find = |check, advice: String| findings.push(Finding::new(check, name, advice));
     let info = match info {
         Ok(info) => info,
         Err(error) if is_refusal(&error) => {
-            let advice = "does not let this user run INFO, so its settings are not checked; grant +info, or allow \
-                          Check::Info";
-            let mut findings = vec![Finding::new(Check::Info, name, advice)];
-            // Whether it has replicas is not known.
-            if deployment == Deployment::Fleet && replicas == 0 {
-                findings.push(Finding::new(Check::Failover, name, FAILOVER));
-            }
-            return Ok(findings);
+            find(
+                Check::Info,
+                "does not let this user run INFO, so its settings are not checked; grant +info, or allow Check::Info"
+                    .to_owned(),
+            );
+            String::new()
         }
         Err(error) => return Err(error),
     };
     let field = |name: &str| field(&info, name);
-    let mut findings = Vec::new();
-    let mut find = |check, advice: String| findings.push(Finding::new(check, name, advice));
 
     let version = field("redis_version").unwrap_or_default();
     let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
@@ -305,7 +299,12 @@ fn judge(
     }
     // Nothing replaces a server without a replica.
     if deployment == Deployment::Fleet && replicas == 0 && connected != Some(0) {
-        find(Check::Failover, FAILOVER.to_owned());
+        find(
+            Check::Failover,
+            "may be replaced by a replica that lacks the last grants, and others are granted their names; set \
+             replicas(1, ..), or allow Check::Failover"
+                .to_owned(),
+        );
     }
     Ok(findings)
 }

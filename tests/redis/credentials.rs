@@ -52,8 +52,11 @@ impl Vault {
         }
     }
 
-    fn set(&self, does: Does) {
+    /// Returns how often it was asked before.
+    fn set(&self, does: Does) -> usize {
+        let asked = self.asked.lock().expect("no panic");
         *self.does.lock().expect("no panic") = does;
+        asked.len()
     }
 
     fn returns(&self, password: &str) {
@@ -65,12 +68,15 @@ impl Vault {
     }
 
     async fn answer(self, request: CredentialsRequest) -> Result<Credentials, String> {
-        self.asked.lock().expect("no panic").push(request.clone());
+        let does = {
+            let mut asked = self.asked.lock().expect("no panic");
+            asked.push(request.clone());
+            self.does.lock().expect("no panic").clone()
+        };
         sleep(self.delay).await;
         if request.is_sentinel() {
             return Ok(Credentials::password("hunter-of-sentinels"));
         }
-        let does = self.does.lock().expect("no panic").clone();
         let password = match does {
             Does::Returns(password) => password,
             Does::Fails => return Err("no token today".to_owned()),
@@ -324,8 +330,7 @@ async fn provider_that_is_broken_delays_nothing_that_works() {
         let leases = vault.builder().connect(server.url()).await.expect("a manager");
         let held = lock(&leases, "held").await;
         let requests = connections(&server, false);
-        vault.set(does.clone());
-        let asked = vault.asked().len();
+        let asked = vault.set(does.clone());
         eventually(LONG, || vault.asked().len() > asked).await;
         let load = Load::start(&leases);
         let start = Instant::now();

@@ -27,13 +27,14 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
 use checks::settings::Checkup;
+use link::script::slot;
 use pubsub::subscriptions::Subscriptions;
 use scripts::keys::Keys;
 use scripts::lock::Codec;
 use scripts::reply::Element;
 use scripts::set::AcquireAll;
 use scripts::{
-    AGE, Call, PLAIN, SHARDED, Script, Scripts, line, managers, metadata, notes, shared, slot,
+    AGE, Call, PLAIN, SHARDED, Script, Scripts, line, managers, metadata, notes, shared,
 };
 use send::RuntimeBatchers;
 use send::calls::BATCH_SIZE;
@@ -74,7 +75,7 @@ pub struct RedisStore {
     keys: Keys,
     attempt: Duration,
     batchers: RuntimeBatchers,
-    locks: Connection,
+    caller: EngineCaller,
     renewals: Connection,
     subscriptions: Subscriptions,
     reconnects: Signal,
@@ -85,8 +86,29 @@ pub struct RedisStore {
     routes: Option<Arc<Routes>>,
     /// Ends the refreshes of the routes.
     routing: CancellationToken,
+}
+
+/// Runs scripts on the runtime of the engine, whatever the runtime of the caller is. Calls that may travel with others go
+/// through the batchers instead.
+#[derive(Clone)]
+struct EngineCaller {
+    connection: Connection,
     /// The runtime of the connections, and of all waiting for them.
     runtime: Handle,
+}
+
+impl EngineCaller {
+    /// Sends a call, also if the future is dropped.
+    fn run(
+        &self,
+        script: &'static Script,
+        call: Call,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Vec<Element>>> + Send + use<> {
+        let connection = self.connection.clone();
+        let reply = self.runtime.spawn(async move { connection.run(script, call, timeout).await });
+        async move { reply.await.unwrap_or_else(|_| Err(scripts::reply::connection_closed())) }
+    }
 }
 
 impl RedisStore {
@@ -166,15 +188,18 @@ impl RedisStore {
             }
         };
         let checkup = Checkup::new(&connector, locks.clone());
-        let codec =
-            Codec { keys: keys.clone(), scripts, replicas, subscriptions: subscriptions.clone() };
+        let listens = {
+            let subscriptions = subscriptions.clone();
+            Arc::new(move |channel: &str| subscriptions.is_subscribed(channel))
+        };
+        let codec = Codec { keys: keys.clone(), scripts, replicas, listens };
         let batchers = RuntimeBatchers::start(locks.clone(), connector, codec, clock.clone());
         let store = Self {
             clock,
             keys,
             attempt,
             batchers,
-            locks,
+            caller: EngineCaller { connection: locks, runtime: Handle::current() },
             renewals,
             subscriptions,
             reconnects,
@@ -182,11 +207,10 @@ impl RedisStore {
             replicas,
             routes,
             routing: failing.disarm(),
-            runtime: Handle::current(),
         };
         let checks = async {
             checkup.run(&store.routing).await?;
-            store.preflight().await
+            checks::permissions::check(&store).await
         };
         // Boxed: futures that are nested in each other this deep reach the compiler's recursion limit in the caller's crate.
         if let Err(error) = Box::pin(checks).await {
@@ -205,39 +229,7 @@ impl RedisStore {
     ) -> Result<Vec<Element>> {
         let mut call = Call::default();
         call.key(&self.keys.lock(name));
-        self.run_call(script, call, timeout).await
-    }
-
-    fn run_call(
-        &self,
-        script: &'static Script,
-        call: Call,
-        timeout: Duration,
-    ) -> impl Future<Output = Result<Vec<Element>>> + Send + use<> {
-        let connection = self.locks.clone();
-        self.on_engine_runtime(async move { connection.run(script, call, timeout).await })
-    }
-
-    /// Returns for how many seconds the server has been up, and the id of its run.
-    async fn server_run(&self, timeout: Duration) -> Result<(i64, String)> {
-        let connection = self.locks.clone();
-        self.on_engine_runtime(async move {
-            let mut reply = connection.run(&AGE, Call::default(), timeout).await?.into_iter();
-            match (reply.next(), reply.next()) {
-                (Some(Element::Int(up)), Some(Element::Text(id))) => Ok((up, id)),
-                _ => Err(scripts::reply::malformed_reply()),
-            }
-        })
-        .await
-    }
-
-    /// Runs on the engine's runtime, whatever the runtime of the caller is.
-    fn on_engine_runtime<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
-        &self,
-        work: F,
-    ) -> impl Future<Output = Result<T>> + Send + use<T, F> {
-        let work = self.runtime.spawn(work);
-        async move { work.await.unwrap_or_else(|_| Err(scripts::reply::connection_closed())) }
+        self.caller.run(script, call, timeout).await
     }
 }
 
@@ -246,7 +238,7 @@ impl Drop for RedisStore {
     fn drop(&mut self) {
         self.routing.cancel();
         let renewals = self.renewals.clone();
-        self.runtime.spawn(async move { renewals.close().await });
+        self.caller.runtime.spawn(async move { renewals.close().await });
     }
 }
 
@@ -381,7 +373,8 @@ impl Store for RedisStore {
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {
-        Some(notes::inbox(self, manager))
+        let channel = format!("{}{manager}", self.keys.inbox().concat());
+        Some(self.subscriptions.inbox(channel, &self.caller.runtime))
     }
 
     fn guard_key(&self, name: &Name) -> Option<String> {
@@ -391,7 +384,10 @@ impl Store for RedisStore {
     /// Returns the server's uptime, whatever it keeps on disk: the file can be another one, cut short, or behind. It counts
     /// whole seconds, so it is up to a second too low.
     async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
-        let (up, id) = self.server_run(timeout).await?;
+        let mut reply = self.caller.run(&AGE, Call::default(), timeout).await?.into_iter();
+        let (Some(Element::Int(up)), Some(Element::Text(id))) = (reply.next(), reply.next()) else {
+            return Err(scripts::reply::malformed_reply());
+        };
         // The server rounds both its start and its time down.
         let age = Duration::from_secs(u64::try_from(up).unwrap_or(0).saturating_sub(1));
         Ok(Uptime::new(Some(age)).with_server(Some(id).filter(|id| !id.is_empty())))
@@ -400,7 +396,7 @@ impl Store for RedisStore {
     async fn close(&self, timeout: Duration) {
         self.routing.cancel();
         self.batchers.close(timeout * 2).await;
-        self.locks.close().await;
+        self.caller.connection.close().await;
         self.renewals.close().await;
         self.subscriptions.close(timeout).await;
     }

@@ -1,4 +1,4 @@
 //! Checks of a server: the permissions of the user, and settings that may cost leases.
 
-mod permissions;
+pub(super) mod permissions;
 pub(super) mod settings;

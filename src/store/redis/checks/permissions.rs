@@ -13,98 +13,95 @@ use std::time::Duration;
 use tracing::Level;
 use uuid::Uuid;
 
-impl RedisStore {
-    /// Runs each operation once, with a lock of a probe name, so that a missing permission is found at the start. A user
-    /// without access to this key, but to others, passes.
-    ///
-    /// In a cluster one server is enough: some of the others may be away, which must affect only their names.
-    pub(in crate::store::redis) async fn preflight(&self) -> Result<()> {
-        let mut result = Ok(());
-        for name in self.probe_names()? {
-            result = self.preflight_with(name).await;
-            if !result.as_ref().is_err_and(Error::is_unavailable) {
-                break;
-            }
+/// Runs each operation once, with a lock of a probe name, so that a missing permission is found at the start. A user
+/// without access to this key, but to others, passes.
+///
+/// In a cluster one server is enough: some of the others may be away, which must affect only their names.
+pub(in crate::store::redis) async fn check(store: &RedisStore) -> Result<()> {
+    let mut result = Ok(());
+    for name in probe_names(store)? {
+        result = check_with(store, name).await;
+        if !result.as_ref().is_err_and(Error::is_unavailable) {
+            break;
         }
-        result
     }
+    result
+}
 
-    /// Returns probe names, one for each server.
-    fn probe_names(&self) -> Result<Vec<Name>> {
-        let name = || Name::new(&format!("leasehold-probe:{}", Uuid::new_v4()));
-        let servers = match &self.routes {
-            Some(routes) if routes.is_cluster() => routes.servers().len(),
-            _ => 1,
-        };
-        let mut names = Vec::new();
-        let mut seen = Vec::new();
-        // A server with few slots may get no name.
-        for _ in 0..servers * 16 {
-            let name = name()?;
-            let server = self.shard(&name);
-            if !seen.contains(&server) {
-                seen.push(server);
-                names.push(name);
-            }
+/// Returns probe names, one for each server.
+fn probe_names(store: &RedisStore) -> Result<Vec<Name>> {
+    let name = || Name::new(&format!("leasehold-probe:{}", Uuid::new_v4()));
+    let servers = match &store.routes {
+        Some(routes) if routes.is_cluster() => routes.servers().len(),
+        _ => 1,
+    };
+    let mut names = Vec::new();
+    let mut seen = Vec::new();
+    // A server with few slots may get no name.
+    for _ in 0..servers * 16 {
+        let name = name()?;
+        let server = store.shard(&name);
+        if !seen.contains(&server) {
+            seen.push(server);
+            names.push(name);
         }
-        Ok(names)
     }
+    Ok(names)
+}
 
-    async fn preflight_with(&self, name: Name) -> Result<()> {
-        let target = Target::exclusive(name.clone());
-        let timeout = self.attempt;
-        let holder = HolderId::new(Uuid::new_v4(), 0);
-        let ttl = Duration::from_secs(5);
-        // The shortest retention: the fence's key expires a millisecond later.
-        let fencing = Some(Fencing::new(1, Some(Duration::from_millis(1))));
-        let acquire = Acquire::new(target.clone(), holder, ttl, timeout).with_fencing(fencing);
-        match self.probe_batch(&acquire).await {
-            Err(error) if reply::is_key_out_of_reach(&error) => {
-                let prefix = self.keys.prefix().to_owned();
-                trace::later(Level::WARN, || {
-                    move || {
-                        tracing::warn!(
-                            prefix,
-                            %error,
-                            "this user may not touch the prefix followed by leasehold-probe:, so its permissions were \
-                             not checked; if all locks are denied, the prefix does not fit the user"
-                        );
-                    }
-                });
-                return Ok(());
-            }
-            result => drop(result?),
+async fn check_with(store: &RedisStore, name: Name) -> Result<()> {
+    let target = Target::exclusive(name.clone());
+    let timeout = store.attempt;
+    let holder = HolderId::new(Uuid::new_v4(), 0);
+    let ttl = Duration::from_secs(5);
+    // The shortest retention: the fence's key expires a millisecond later.
+    let fencing = Some(Fencing::new(1, Some(Duration::from_millis(1))));
+    let acquire = Acquire::new(target.clone(), holder, ttl, timeout).with_fencing(fencing);
+    match probe_batch(store, &acquire).await {
+        Err(error) if reply::is_key_out_of_reach(&error) => {
+            let prefix = store.keys.prefix().to_owned();
+            trace::later(Level::WARN, || {
+                move || {
+                    tracing::warn!(
+                        prefix,
+                        %error,
+                        "this user may not touch the prefix followed by leasehold-probe:, so its permissions were \
+                         not checked; if all locks are denied, the prefix does not fit the user"
+                    );
+                }
+            });
+            return Ok(());
         }
-        let alone = self.acquire(acquire).await;
-        let by_text = self.run_on(&BY_TEXT, &name, timeout).await;
-        let renewal = Renewal::new(target.clone(), holder);
-        let renewed =
-            RenewCall::join(self.renew(RenewBatch::new(vec![renewal], ttl, timeout))).await;
-        let release = Release::new(target.clone(), holder, 0, timeout);
-        let released = self.release(release).await;
-        let forced = self.force_release(ForceRelease::new(target, timeout)).await;
-        alone?;
-        by_text?;
-        renewed?.verdicts.into_iter().collect::<Result<Vec<_>>>()?;
-        released?;
-        forced.map(drop)
+        result => drop(result?),
     }
+    let alone = store.acquire(acquire).await;
+    let by_text = store.run_on(&BY_TEXT, &name, timeout).await;
+    let renewal = Renewal::new(target.clone(), holder);
+    let renewed = RenewCall::join(store.renew(RenewBatch::new(vec![renewal], ttl, timeout))).await;
+    let release = Release::new(target.clone(), holder, 0, timeout);
+    let released = store.release(release).await;
+    let forced = store.force_release(ForceRelease::new(target, timeout)).await;
+    alone?;
+    by_text?;
+    renewed?.verdicts.into_iter().collect::<Result<Vec<_>>>()?;
+    released?;
+    forced.map(drop)
+}
 
-    /// Runs all that acquires and releases do, in one call of the batch's script: Redis 7.0 does not name the command that
-    /// it refuses inside a script, but this script does.
-    async fn probe_batch(&self, acquire: &Acquire) -> Result<()> {
-        let Acquire { target, holder, timeout, .. } = acquire;
-        let mut batch = Batch::of(5);
-        // A later acquire of the same holder id, and a release of a lock that is not there, use other commands than the
-        // first.
-        for _ in 0..2 {
-            acquire.write(&self.keys, &mut batch);
-        }
-        for count in [2, 0, 0] {
-            let release = Release::new(target.clone(), *holder, count, *timeout);
-            release.write(&self.keys, &mut batch);
-        }
-        let reply = self.run_call(&self.scripts.batch, batch.finish(None), *timeout).await?;
-        reply.iter().try_for_each(|element| element.code().map(drop))
+/// Runs all that acquires and releases do, in one call of the batch's script: Redis 7.0 does not name the command that
+/// it refuses inside a script, but this script does.
+async fn probe_batch(store: &RedisStore, acquire: &Acquire) -> Result<()> {
+    let Acquire { target, holder, timeout, .. } = acquire;
+    let mut batch = Batch::of(5);
+    // A later acquire of the same holder id, and a release of a lock that is not there, use other commands than the
+    // first.
+    for _ in 0..2 {
+        acquire.write(&store.keys, &mut batch);
     }
+    for count in [2, 0, 0] {
+        let release = Release::new(target.clone(), *holder, count, *timeout);
+        release.write(&store.keys, &mut batch);
+    }
+    let reply = store.caller.run(&store.scripts.batch, batch.finish(None), *timeout).await?;
+    reply.iter().try_for_each(|element| element.code().map(drop))
 }

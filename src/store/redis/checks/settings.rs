@@ -5,12 +5,12 @@
 
 use crate::error::{Error, Fate, Result};
 use crate::store::connect::preflight::{Check, Finding, Preflight, Unfit};
+use crate::store::redis::link::address::Server;
 use crate::store::redis::link::health::field;
 use crate::store::redis::scripts::reply;
 use crate::store::redis::topology::routes::Routes;
 use crate::store::redis::topology::{Connection, Connector, Destination};
 use crate::util::trace;
-use fred::types::config::Server;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

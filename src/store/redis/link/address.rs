@@ -1,6 +1,6 @@
 //! Makes connections to an address.
 
-use super::errors::{classify, classify_connect, not_connected_in_time};
+use super::errors::{Failure, classify, classify_connect, not_connected_in_time};
 use super::health::Refusals;
 use super::login::Login;
 use super::tls;
@@ -11,14 +11,15 @@ use crate::store::connect::outage::Outages;
 use crate::store::connect::preflight::Preflight;
 use crate::store::connect::provider::Provider;
 use crate::store::connect::remote::{Remote, Replicas};
-use crate::store::redis::scripts::Failure;
 use crate::util::pauses::Pauses;
 use fred::clients::{Client, SubscriberClient};
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::ClientLike;
+/// A host, its port, and the name of its certificate.
+pub(in crate::store::redis) use fred::types::config::Server;
 use fred::types::config::{
-    Config, ConnectionConfig, CredentialProvider, PerformanceConfig, ReconnectPolicy, Server,
-    ServerConfig, TcpConfig, UnresponsiveConfig,
+    Config, ConnectionConfig, CredentialProvider, PerformanceConfig, ReconnectPolicy, ServerConfig,
+    TcpConfig, UnresponsiveConfig,
 };
 use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
 use std::fmt;

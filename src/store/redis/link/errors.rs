@@ -2,9 +2,12 @@
 
 use crate::error::{Error, ErrorKind, Fate};
 use crate::store::connect::provider;
-use crate::store::redis::scripts::Failure;
+
 use crate::store::redis::scripts::reply::{self, WRONG_USER};
 use fred::error::ErrorKind as Kind;
+
+/// A failure as fred reports it.
+pub(in crate::store::redis) type Failure = fred::error::Error;
 
 /// Begins the text of a failure of a call that waited for a connection and was not given to fred. The reason follows.
 const NOT_CONNECTED: &str = "leasehold: no connection. ";

@@ -1,6 +1,6 @@
 //! The state of a connection to one server, which its calls and its keeper share.
 
-use crate::store::redis::scripts::Failure;
+use super::errors::Failure;
 use crate::store::redis::scripts::reply::Element;
 use crate::util::panics::run_wakers;
 use crate::util::sync::Mutex;

@@ -12,11 +12,10 @@
 //! a renewal that finds no lock. So the others are not used from the moment at which one has moved, until they have, too.
 
 use super::address::{Address, Served};
-use super::errors::classify;
+use super::errors::{Failure, classify};
 use super::health::{Health, REPLICA, Role, field, info, until_in_use};
 use super::login::due;
 use crate::store::Signal;
-use crate::store::redis::scripts::Failure;
 use crate::util::panics::caught;
 use crate::util::pauses::Pauses;
 use crate::util::trace;

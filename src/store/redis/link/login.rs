@@ -4,12 +4,11 @@
 //! all clients at once, and not sooner after a failure. A provider that hangs or panics once ends that for good, and a panic at
 //! a reconnect ends the client. So the timer is ours, and fred never meets the provider itself.
 
-use super::errors::classify;
+use super::errors::{Failure, classify};
 use super::health::Health;
 use crate::error::Error;
 use crate::store::connect::credentials::CredentialsRequest;
 use crate::store::connect::provider::{Issued, Provider};
-use crate::store::redis::scripts::Failure;
 use crate::util::pauses::Pauses;
 use crate::util::sync::Mutex;
 use async_trait::async_trait;

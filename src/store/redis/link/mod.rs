@@ -6,6 +6,7 @@ pub(super) mod health;
 mod keeper;
 pub(super) mod login;
 pub(super) mod node;
+pub(super) mod script;
 pub(super) mod successor;
 mod tls;
 pub(super) mod url;

@@ -1,13 +1,14 @@
 //! A connection to one server.
 
 use super::address::{Address, Served, ServerAddress};
-use super::errors::{classify, unsent};
+use super::errors::{Failure, classify, unsent};
 use super::health::{Health, info, role, role_in};
 use super::keeper::Keeper;
+use super::script::{self, Ready};
 use crate::error::{Error, Result};
 use crate::store::Signal;
+use crate::store::redis::scripts::Script;
 use crate::store::redis::scripts::reply::Element;
-use crate::store::redis::scripts::{Failure, Ready, Script};
 use fred::clients::Client;
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::ClientLike;
@@ -67,7 +68,7 @@ impl Node {
             None => Box::pin(self.wait_until_up(timeout)).await?,
         };
         let sent = Instant::now();
-        let reply = pin!(script.run(&client, call, left, asking)).await;
+        let reply = pin!(script::run(script, &client, call, left, asking)).await;
         let refused = match &reply {
             Ok(elements) => {
                 self.health.silence.answered();

@@ -4,7 +4,7 @@
 use super::channels::{Channels, Command, wake};
 use super::subscriber::{Origin, Subscriber};
 use crate::store::redis::link::address::Address;
-use crate::store::redis::scripts::slot;
+use crate::store::redis::link::script::slot;
 use crate::store::redis::topology::routes::Routes;
 use crate::util::panics::caught;
 use crate::util::sync::Mutex;

@@ -25,7 +25,7 @@ pub(in crate::store::redis) fn release_arrival(
         Mode::Read | Mode::Write => (&store.scripts.rw_leave, rw::leave(&store.keys, &request)),
         Mode::Permits { .. } => return Box::pin(ready(Ok(Released::done(0)))),
     };
-    let reply = store.run_call(script, call, request.timeout);
+    let reply = store.caller.run(script, call, request.timeout);
     Box::pin(async move { rw::code(&reply.await?).map(|_| Released::done(0)) })
 }
 
@@ -36,7 +36,7 @@ pub(in crate::store::redis) async fn waiting(
 ) -> Result<Vec<WaitingManager>> {
     request.target.require_exclusive()?;
     let call = call_in_line(&store.keys, &request.target.name);
-    let reply = store.run_call(&LINE_INSPECT, call, request.timeout).await?;
+    let reply = store.caller.run(&LINE_INSPECT, call, request.timeout).await?;
     let (waiters, rest) = reply.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(reply::malformed_reply());

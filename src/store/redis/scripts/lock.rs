@@ -6,11 +6,11 @@ use super::{ACQUIRE, Call, Script, Scripts, millis, shared};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::remote::Replicas;
-use crate::store::redis::pubsub::subscriptions::Subscriptions;
 use crate::store::{
     Absence, Acquire, Acquired, Arrival, Fencing, HolderId, Mode, Name, Release, Released,
     RenewBatch, Renewal,
 };
+use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -156,7 +156,8 @@ pub(in crate::store::redis) struct Codec {
     pub(in crate::store::redis) scripts: &'static Scripts,
     /// The replicas that must confirm a grant before it counts.
     pub(in crate::store::redis) replicas: Option<Replicas>,
-    pub(in crate::store::redis) subscriptions: Subscriptions,
+    /// Returns whether this store is one of the listeners of a channel. A function, because codecs know no connections.
+    pub(in crate::store::redis) listens: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
 impl Codec {
@@ -205,7 +206,7 @@ impl Request for Acquire {
             call.show(self.holder);
             call.number(millis(self.ttl));
             write_arrival(&mut call, arrival);
-            self.write_fence(&codec.keys, &mut call);
+            write_fence(self, &codec.keys, &mut call);
             call.wait = codec.replicas;
             return Some((&codec.scripts.line_acquire, call));
         }
@@ -213,7 +214,7 @@ impl Request for Acquire {
         call.key(&codec.keys.lock(&self.target.name));
         call.show(self.holder);
         call.number(millis(self.ttl));
-        self.write_fence(&codec.keys, &mut call);
+        write_fence(self, &codec.keys, &mut call);
         call.wait = codec.replicas;
         Some((&ACQUIRE, call))
     }
@@ -324,9 +325,7 @@ impl Request for Release {
             Code::Other(_) => return Err(reply::malformed_reply()),
         };
         // A subscription outlives its last waiter for a while, so we may be one of them.
-        if listeners > 0
-            && codec.subscriptions.is_subscribed(&codec.keys.channel_of(&self.target).concat())
-        {
+        if listeners > 0 && (codec.listens)(&codec.keys.channel_of(&self.target).concat()) {
             listeners -= 1;
         }
         Ok(Released::done(listeners))
@@ -337,14 +336,12 @@ impl Request for Release {
     }
 }
 
-impl Acquire {
-    /// Writes the key of the fencing token and its settings.
-    fn write_fence(&self, keys: &Keys, call: &mut Call) {
-        if let Some(fencing) = self.fencing {
-            call.key(&keys.fence(&self.target.name));
-            call.number(fencing.block.into());
-            call.number(fencing.retention.map_or(0, millis));
-        }
+/// Writes the key of the fencing token and its settings.
+pub(super) fn write_fence(acquire: &Acquire, keys: &Keys, call: &mut Call) {
+    if let Some(fencing) = acquire.fencing {
+        call.key(&keys.fence(&acquire.target.name));
+        call.number(fencing.block.into());
+        call.number(fencing.retention.map_or(0, millis));
     }
 }
 
@@ -440,12 +437,11 @@ mod tests {
         assert_eq!(reply, rest, "without replicas nothing was waited for");
     }
     fn codec(replicas: Option<Replicas>) -> Codec {
-        let (subscriptions, _) = Subscriptions::detached();
         Codec {
             keys: Keys::new(""),
             scripts: &crate::store::redis::scripts::PLAIN,
             replicas,
-            subscriptions,
+            listens: Arc::new(|_| false),
         }
     }
 
@@ -470,7 +466,7 @@ mod tests {
         let said = |requests: &[Acquire]| {
             let mut batch = Batch::of(requests.len());
             requests.iter().for_each(|request| request.write(&codec.keys, &mut batch));
-            batch.finish(codec.replicas).finish().arguments().split_off(3)
+            batch.finish(codec.replicas).arguments().split_off(3)
         };
         let (first, second, other) = (of(1, 7), of(1, 8), of(2, 9));
         let in_attempt = Acquire { holder: second.holder.in_attempt(3), ..second.clone() };
@@ -482,7 +478,7 @@ mod tests {
         assert_eq!(said(&all[..1]), [&first.holder.to_string(), "SA"]);
         let items = [&first, &other].map(|ask| Renewal::new(ask.target.clone(), ask.holder));
         let batch = RenewBatch::new(items.into(), first.ttl, first.timeout);
-        let call = renewal(&codec.keys, &batch, &batch.items).finish();
+        let call = renewal(&codec.keys, &batch, &batch.items);
         assert_eq!(call.arguments(), ["30000", "0", &one, &two, "7,9", "MLML"]);
     }
 
@@ -579,25 +575,22 @@ mod tests {
         *lines.lock().unwrap()
     }
 
-    #[tokio::test]
-    async fn release_counts_how_many_others_listen() {
-        let (subscriptions, mut orders) = Subscriptions::detached();
-        let codec = Codec { subscriptions, ..codec(None) };
+    #[test]
+    fn release_counts_how_many_others_listen() {
+        let mut codec = codec(None);
         let sent = crate::clock::Clock::system().now();
-        let listeners = |said| match release().read(&codec, sent, &[Element::Int(said)]) {
-            Ok(Released::Done { listeners }) => listeners,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!([-3, 0, 1, 2].map(listeners), [0, 0, 1, 2]);
-        assert_eq!(warnings(|| [0, 1].map(listeners)), 0);
-        assert_eq!(warnings(|| listeners(-3)), 1, "no waiter could be woken");
+        let listeners =
+            |codec: &Codec, said| match release().read(codec, sent, &[Element::Int(said)]) {
+                Ok(Released::Done { listeners }) => listeners,
+                other => panic!("{other:?}"),
+            };
+        let others = |codec: &Codec| [-3, 0, 1, 2].map(|said| listeners(codec, said));
+        assert_eq!(others(&codec), [0, 0, 1, 2]);
+        assert_eq!(warnings(|| _ = [0, 1].map(|said| listeners(&codec, said))), 0);
+        assert_eq!(warnings(|| _ = listeners(&codec, -3)), 1, "no waiter could be woken");
         // One of them are we.
         let channel = codec.keys.channel(&release().target.name).concat();
-        let (waiter, ()) = tokio::join!(
-            codec.subscriptions.subscribe(channel),
-            codec.subscriptions.confirm(&mut orders)
-        );
-        assert_eq!([-3, 0, 1, 2].map(listeners), [0, 0, 0, 1]);
-        drop(waiter.unwrap());
+        codec.listens = Arc::new(move |asked| asked == channel);
+        assert_eq!(others(&codec), [0, 0, 0, 1]);
     }
 }

@@ -22,7 +22,7 @@ pub(in crate::store::redis) async fn describe(store: &RedisStore, request: Descr
             call.text(&text);
         }
     }
-    let reply = store.run_call(&DESCRIBE, call, timeout).await?;
+    let reply = store.caller.run(&DESCRIBE, call, timeout).await?;
     rw::code(&reply).map(drop)
 }
 
@@ -36,7 +36,7 @@ pub(in crate::store::redis) async fn owners(
         let ask = |manager: &String| {
             let mut call = Call::default();
             call.key(&store.keys.manager(manager));
-            store.run_call(&OWNER, call, request.timeout)
+            store.caller.run(&OWNER, call, request.timeout)
         };
         // All are sent together.
         let asked: Vec<_> = managers.iter().map(ask).collect();

@@ -30,7 +30,7 @@ pub(in crate::store::redis) async fn annotate(
             call.text(&text);
         }
     }
-    let reply = store.run_call(&store.scripts.annotate, call, timeout).await?;
+    let reply = store.caller.run(&store.scripts.annotate, call, timeout).await?;
     match rw::code(&reply)? {
         reply::Code::Done(there) => Ok(there > 0),
         _ => Err(reply::malformed_reply()),
@@ -72,7 +72,7 @@ async fn read(
     call.key(&store.keys.metadata(name));
     call.text(&store.keys.channel(name).concat());
     call.text(store.scripts.numsub());
-    let reply = store.run_call(&METADATA, call, timeout).await?;
+    let reply = store.caller.run(&METADATA, call, timeout).await?;
     let [waiting, words @ ..] = &*reply else { return Err(reply::malformed_reply()) };
     let (words, rest) = words.as_chunks::<2>();
     let mut holder = None;

@@ -5,16 +5,13 @@ use super::lock::confirmed;
 use super::{Call, HINT, NOTE_READ, millis, permits, reply, rw};
 use crate::error::Result;
 use crate::store::contract::mode::Kind;
-use crate::store::redis::topology::Connection;
-use crate::store::redis::{Element, RedisStore};
+use crate::store::redis::{Element, EngineCaller, RedisStore};
 use crate::store::{
-    Acquire, Acquired, Act, ForceRelease, HolderId, Inbox, Inspect, Mode, Note, Reason, Steal,
+    Acquire, Acquired, Act, ForceRelease, HolderId, Inspect, Mode, Note, Reason, Steal,
     StoreFuture, Want, failed,
 };
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
-use tokio::runtime::Handle;
-use uuid::Uuid;
 
 /// Takes a name from its holder for another one.
 pub(in crate::store::redis) fn steal(
@@ -42,7 +39,7 @@ pub(in crate::store::redis) fn steal(
     let sent = store.clock.now();
     let wait = call.wait;
     let hint = format!("verify {}", target.name);
-    let reply = store.run_call(&store.scripts.steal, call, acquire.timeout);
+    let reply = store.caller.run(&store.scripts.steal, call, acquire.timeout);
     let hint_sender = hint_sender(store, acquire.timeout);
     Box::pin(async move {
         let mut reply = reply.await?;
@@ -67,7 +64,7 @@ pub(in crate::store::redis) async fn want(store: &RedisStore, request: Want) -> 
     call.key(&store.keys.note(&target.name));
     call.text(&from);
     write_reason(store, &mut call, &reason, target.name.as_str());
-    let reply = store.run_call(&store.scripts.want, call, timeout).await?;
+    let reply = store.caller.run(&store.scripts.want, call, timeout).await?;
     let is_holder = match rw::code(&reply)? {
         reply::Code::Done(is_holder) => is_holder > 0,
         _ => return Err(reply::malformed_reply()),
@@ -91,7 +88,7 @@ pub(in crate::store::redis) async fn force_release(
         Kind::Semaphore => {
             let mut call = permits::of(&store.keys, &target.name, 1);
             call.key(&store.keys.sizes(&target.name));
-            let reply = store.run_call(&store.scripts.permits_force, call, timeout).await?;
+            let reply = store.caller.run(&store.scripts.permits_force, call, timeout).await?;
             return was_held(&reply);
         }
     };
@@ -106,7 +103,7 @@ pub(in crate::store::redis) async fn force_release(
     if let Some(from) = &from {
         call.text(from);
     }
-    let reply = store.run_call(script, call, timeout).await?;
+    let reply = store.caller.run(script, call, timeout).await?;
     let holders = reply.iter().filter_map(|element| match element {
         Element::Text(holder) => Some(holder.as_str()),
         _ => None,
@@ -133,7 +130,7 @@ pub(in crate::store::redis) async fn note(
     }
     let mut call = Call::of(1);
     call.key(&store.keys.note(&target.name));
-    let reply = store.run_call(&NOTE_READ, call, timeout).await?;
+    let reply = store.caller.run(&NOTE_READ, call, timeout).await?;
     let [
         Element::Text(act),
         Element::Text(from),
@@ -155,24 +152,15 @@ pub(in crate::store::redis) async fn note(
     Ok(Some(Note::new(act, reason, at).with_fence_to_beat(fence)))
 }
 
-/// Subscribes to the inbox of a manager.
-pub(in crate::store::redis) fn inbox(store: &RedisStore, manager: Uuid) -> Inbox {
-    let channel = format!("{}{manager}", store.keys.inbox().concat());
-    store.subscriptions.inbox(channel, &store.runtime)
-}
-
 fn hint_sender(store: &RedisStore, timeout: Duration) -> HintSender {
-    let connection = store.locks.clone();
-    let runtime = store.runtime.clone();
     let inbox = store.keys.inbox().concat();
     let sharded = store.scripts.sharded;
-    HintSender { connection, runtime, inbox, timeout, sharded }
+    HintSender { caller: store.caller.clone(), inbox, timeout, sharded }
 }
 
 /// Sends hints where a script cannot.
 struct HintSender {
-    connection: Connection,
-    runtime: Handle,
+    caller: EngineCaller,
     inbox: String,
     timeout: Duration,
     sharded: bool,
@@ -193,9 +181,7 @@ impl HintSender {
             let mut call = Call::of(1);
             call.key(&[&self.inbox, manager]);
             call.text(hint);
-            let connection = self.connection.clone();
-            let timeout = self.timeout;
-            self.runtime.spawn(async move { connection.run(&HINT, call, timeout).await.map(drop) });
+            drop(self.caller.run(&HINT, call, self.timeout));
         }
     }
 }

@@ -175,7 +175,7 @@ fn quoted(text: &str) -> Option<&str> {
 
 /// Adds the command to the words of a server that has refused one inside a script without naming it, by the line of the
 /// script that these words name: the command that is called there, or else the one that is set as current before.
-pub(super) fn with_command(text: &str, script: &str) -> Option<String> {
+pub(in crate::store::redis) fn with_command(text: &str, script: &str) -> Option<String> {
     let nameless = UNKNOWN_IN_SCRIPT.iter().chain(&DENIED_IN_SCRIPT[..1]);
     nameless.clone().find(|words| text.contains(**words))?;
     let (_, line) = text.rsplit_once("user_script:")?;

@@ -76,13 +76,13 @@ pub(in crate::store::redis) async fn holders(
             call.key(&store.keys.lock(&target.name));
             call.text(&store.keys.channel_of(&target).concat());
             call.text(store.scripts.numsub());
-            rw::inspection(&store.run_call(&RW_INSPECT, call, timeout).await?)
+            rw::inspection(&store.caller.run(&RW_INSPECT, call, timeout).await?)
         }
         Kind::Semaphore => {
             let mut call = permits::of(&store.keys, &target.name, 1);
             call.text(&store.keys.channel_of(&target).concat());
             call.text(store.scripts.numsub());
-            permits::inspection(&store.run_call(&PERMITS_INSPECT, call, timeout).await?)
+            permits::inspection(&store.caller.run(&PERMITS_INSPECT, call, timeout).await?)
         }
     }
 }
@@ -93,6 +93,6 @@ pub(in crate::store::redis) async fn resize(
     request: &Resize,
 ) -> Result<Option<u32>> {
     let call = permits::resize(&store.keys, request);
-    let reply = store.run_call(&store.scripts.permits_resize, call, request.timeout).await?;
+    let reply = store.caller.run(&store.scripts.permits_resize, call, request.timeout).await?;
     permits::resized(&reply)
 }

@@ -202,7 +202,6 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::error::Fate;
-    use crate::store::redis::pubsub::subscriptions::Subscriptions;
     use crate::store::redis::scripts::PLAIN;
     use crate::store::redis::scripts::keys::Keys;
     use crate::store::redis::scripts::lock::Codec;
@@ -215,8 +214,8 @@ mod tests {
 
     /// A batcher to a server that is not there.
     fn batcher() -> (Batcher, Inbox) {
-        let (keys, (subscriptions, _)) = (Keys::new(""), Subscriptions::detached());
-        let codec = Codec { keys, scripts: &PLAIN, replicas: None, subscriptions };
+        let listens = Arc::new(|_: &str| false);
+        let codec = Codec { keys: Keys::new(""), scripts: &PLAIN, replicas: None, listens };
         let connection = Connection::Fleet(Fleet::nowhere());
         Batcher::open(CallContext::new(connection, codec, Clock::system()))
     }

@@ -4,10 +4,9 @@
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::contract::mode::Kind;
+use crate::store::redis::link::script::slot;
 use crate::store::redis::scripts::keys::Keys;
-use crate::store::redis::scripts::{
-    RENEW, RW_RENEW, Script, Scripts, lock, permits, reply, rw, slot,
-};
+use crate::store::redis::scripts::{RENEW, RW_RENEW, Script, Scripts, lock, permits, reply, rw};
 use crate::store::redis::topology::Connection;
 use crate::store::{Absence, RenewBatch, Renewal, Renewed};
 use std::collections::HashMap;

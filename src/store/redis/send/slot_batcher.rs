@@ -6,7 +6,7 @@
 
 use super::calls::{BATCH_SIZE, Batched, CallContext, Item, Waiting, in_place, run_alone};
 use crate::store::StoreFuture;
-use crate::store::redis::scripts::slot;
+use crate::store::redis::link::script::slot;
 use crate::util::sync::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -201,7 +201,6 @@ impl Drop for Driver {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::store::redis::pubsub::subscriptions::Subscriptions;
     use crate::store::redis::scripts::SHARDED;
     use crate::store::redis::scripts::keys::Keys;
     use crate::store::redis::scripts::lock::Codec;
@@ -216,8 +215,8 @@ mod tests {
 
     /// A batcher for a cluster in which every call fails at once, on the current runtime.
     fn batcher() -> (SlotBatcher, impl Future<Output = ()>) {
-        let (keys, (subscriptions, _)) = (Keys::new(""), Subscriptions::detached());
-        let codec = Codec { keys, scripts: &SHARDED, replicas: None, subscriptions };
+        let listens = Arc::new(|_: &str| false);
+        let codec = Codec { keys: Keys::new(""), scripts: &SHARDED, replicas: None, listens };
         let connection = Connection::Fleet(Fleet::nowhere());
         SlotBatcher::new(CallContext::new(connection, codec, Clock::system()))
     }

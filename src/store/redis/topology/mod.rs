@@ -11,6 +11,7 @@ mod survey;
 use super::link::address::Address;
 use super::link::errors::classify;
 use super::link::node::Node;
+use super::link::script::Ready;
 use super::scripts::reply::{self, Element};
 use super::scripts::{Call, Script};
 use crate::error::{Error, Result};
@@ -38,7 +39,7 @@ impl Connection {
         call: Call,
         timeout: Duration,
     ) -> impl Future<Output = Result<Vec<Element>>> + Send {
-        let call = call.finish();
+        let call = Ready::new(call);
         async move {
             match self {
                 Connection::One(node) => {

@@ -12,10 +12,11 @@ use std::time::Duration;
 
 include!("../../src/store/redis/scripts/compose.rs");
 
-/// leasehold's script for a lone acquire.
-pub const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", acquire);
-/// That for a lone release.
-pub const RELEASE: &str = compose!("../../src/store/redis/scripts/", release, "publish");
+/// Returns the text of a script of leasehold for one server.
+pub fn script(name: &str) -> String {
+    compose(&lua_files!("../../src/store/redis/scripts/"), name, "publish")
+}
+
 pub const TOKEN: &str = "5f0c5a8e-6c1f-4d5e-9a3b-1c2d3e4f5a6b:1";
 /// Time to live, count, how many fencing tokens to reserve, and how long to remember the last.
 pub const FENCED: [&str; 4] = ["30000", "1", "128", "86400000"];
@@ -62,7 +63,8 @@ pub struct Loaded {
 
 impl Loaded {
     pub async fn new(client: &Client) -> Result<Self, Error> {
-        Ok(Self { acquire: load(client, ACQUIRE).await?, release: load(client, RELEASE).await? })
+        let load = async |name| load(client, &script(name)).await;
+        Ok(Self { acquire: load("acquire_alone").await?, release: load("release_alone").await? })
     }
 
     /// The [`words`] of an acquire.

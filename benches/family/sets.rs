@@ -6,11 +6,6 @@ use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::{ClusterHash, CustomCommand, Value};
 
-include!("../../src/store/redis/scripts/compose.rs");
-
-/// leasehold's script for the acquires of a set, and that for several requests in one call, which releases them.
-const ACQUIRE_ALL: &str = compose!("../../src/store/redis/scripts/", acquire_all);
-const BATCH: &str = compose!("../../src/store/redis/scripts/", batch, "publish");
 const NAMES: usize = 8;
 
 pub(super) async fn alone(bench: &mut Bench) {
@@ -24,8 +19,10 @@ pub(super) async fn alone(bench: &mut Bench) {
 
     let client = bare::client(&bench.server.url()).await.expect("connected");
     let lone = Loaded::new(&client).await.expect("loaded");
-    let acquire = bare::load(&client, ACQUIRE_ALL).await.expect("loaded");
-    let release = bare::load(&client, BATCH).await.expect("loaded");
+    // That for several requests in one call releases them.
+    let load = async |name| bare::load(&client, &bare::script(name)).await.expect("loaded");
+    let acquire = load("acquire_all").await;
+    let release = load("batch").await;
     let (acquire, release) = words_of_all(&acquire, &release);
     let bare_all = async || {
         call(&client, acquire.clone()).await;

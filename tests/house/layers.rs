@@ -171,7 +171,10 @@ fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
         // These are bodies of functions, too. Their arguments come from the scripts that include them.
         let bodies = [
             "acquire.lua",
+            "acquire_function.lua",
             "release.lua",
+            "release_function.lua",
+            "wake_function.lua",
             "fence.lua",
             "grant.lua",
             "rw_grant.lua",

@@ -1,14 +1,14 @@
 //! Elections and metadata on a real server: the key, the permissions, the processes in wait, and a failover.
 
 use super::errors::{app, lease_url, set_user};
-use super::refused_only;
+use super::{refused_only, script};
 use kit::{Cluster, Reply, Server, within};
 use leasehold::{ErrorKind, Leader, LeaseManager, View};
+use std::sync::LazyLock;
 use std::time::Duration;
 
-include!("../../src/store/redis/scripts/compose.rs");
+static ANNOTATE: LazyLock<String> = LazyLock::new(|| script("annotate"));
 
-const ANNOTATE: &str = compose!("../../src/store/redis/scripts/", annotate, "publish");
 const KEYS: [&str; 2] = ["n", "leasehold_meta:{n}"];
 const LONG: Duration = Duration::from_secs(30);
 const T: Duration = Duration::from_secs(3);
@@ -18,7 +18,7 @@ async fn connect(url: &str) -> LeaseManager {
 }
 
 fn run(server: &Server, arguments: &[&str]) -> Reply {
-    let mut words = vec!["EVAL", ANNOTATE, "2"];
+    let mut words = vec!["EVAL", &ANNOTATE, "2"];
     words.extend(KEYS);
     words.extend(arguments);
     server.command(&words)

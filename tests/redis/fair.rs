@@ -1,18 +1,17 @@
 //! Fair locks on a real server: their keys, scripts, permissions and batches, and the order among processes.
 
 use super::errors::{app, lease_url, set_user};
-use super::refused_only;
+use super::{refused_only, script};
 use kit::order::{Kind, Order, lined};
 use kit::{Cluster, Reply, Server, within};
 use leasehold::{ErrorKind, LeaseManager};
+use std::sync::LazyLock;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-include!("../../src/store/redis/scripts/compose.rs");
-
-const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", line_acquire, "publish");
-const RELEASE: &str = compose!("../../src/store/redis/scripts/", line_release, "publish");
-const LEAVE: &str = compose!("../../src/store/redis/scripts/", line_leave, "publish");
+static ACQUIRE: LazyLock<String> = LazyLock::new(|| script("line_acquire"));
+static RELEASE: LazyLock<String> = LazyLock::new(|| script("line_release"));
+static LEAVE: LazyLock<String> = LazyLock::new(|| script("line_leave"));
 
 const LONG: Duration = Duration::from_secs(30);
 const T: Duration = Duration::from_secs(3);
@@ -79,24 +78,24 @@ fn line_scripts_with_a_bad_argument_write_nothing() {
         for value in values {
             // The holder id is read only for a place.
             if index == 0 {
-                run(&server, ACQUIRE, &KEYS, &["other:1", "30000", "0", "0"]);
+                run(&server, &ACQUIRE, &KEYS, &["other:1", "30000", "0", "0"]);
             }
             let mut args = good;
             args[index] = value;
-            let reply = run(&server, ACQUIRE, &[&KEYS[..], &[fence]].concat(), &args);
+            let reply = run(&server, &ACQUIRE, &[&KEYS[..], &[fence]].concat(), &args);
             let text = reply.error().unwrap_or_else(|| panic!("{index} {value:?}: {reply:?}"));
             assert!(text.contains("LEASEHOLD bad argument"), "{text}");
             server.command(&["DEL", "n"]);
             assert_eq!(keys(&server), [""; 0], "{index} {value:?}");
         }
     }
-    run(&server, ACQUIRE, &KEYS, &["m:1", "30000", "0", "0"]);
+    run(&server, &ACQUIRE, &KEYS, &["m:1", "30000", "0", "0"]);
     for args in [["m:1", "x", "1"], ["m:1", "1", "-1"]] {
-        assert!(run(&server, RELEASE, &KEYS, &args).error().is_some(), "{args:?}");
+        assert!(run(&server, &RELEASE, &KEYS, &args).error().is_some(), "{args:?}");
         assert_eq!(server.command(&["EXISTS", "n"]).int(), 1, "checked first");
     }
     for args in [["m", "0", "0"], ["m:1", "x", "1"], ["m:1", "1", "-1"]] {
-        assert!(run(&server, LEAVE, &KEYS, &args).error().is_some(), "{args:?}");
+        assert!(run(&server, &LEAVE, &KEYS, &args).error().is_some(), "{args:?}");
     }
 }
 
@@ -105,11 +104,11 @@ fn line_scripts_with_a_bad_argument_write_nothing() {
 fn place_that_cannot_expire_is_not_kept() {
     let server = Server::start();
     for (user, denied) in [("one", "-pexpire"), ("two", "-hset"), ("three", "-zadd")] {
-        run(&server, ACQUIRE, &KEYS, &["holder:1", "30000", "0", "0"]);
+        run(&server, &ACQUIRE, &KEYS, &["holder:1", "30000", "0", "0"]);
         server.command(&["ACL", "SETUSER", user, "on", "nopass", "~*", "&*", "+@all", denied]);
         let mut connection = server.connection();
         assert_eq!(connection.command(&["AUTH", user, "x"]).text(), "OK");
-        let words = [&["EVAL", ACQUIRE, "3"], &KEYS[..], &["m:1", "30000", "0", "1000"]].concat();
+        let words = [&["EVAL", &ACQUIRE, "3"], &KEYS[..], &["m:1", "30000", "0", "1000"]].concat();
         let reply = connection.command(&words);
         // In the words of Redis 7.0, and of later servers.
         let is_refusal =
@@ -123,12 +122,12 @@ fn place_that_cannot_expire_is_not_kept() {
 #[test]
 fn place_that_has_no_memory_is_none() {
     let server = Server::start();
-    run(&server, ACQUIRE, &KEYS, &["holder:1", "30000", "0", "0"]);
+    run(&server, &ACQUIRE, &KEYS, &["holder:1", "30000", "0", "0"]);
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let reply = run(&server, ACQUIRE, &KEYS, &["m:1", "30000", "0", "1000"]);
+    let reply = run(&server, &ACQUIRE, &KEYS, &["m:1", "30000", "0", "1000"]);
     assert!(matches!(reply, Reply::Int(..=-4)), "{reply:?}");
     assert_eq!(keys(&server), ["n"]);
-    assert!(matches!(run(&server, RELEASE, &KEYS, &["holder:1", "5", "1000"]), Reply::Int(0)));
+    assert!(matches!(run(&server, &RELEASE, &KEYS, &["holder:1", "5", "1000"]), Reply::Int(0)));
 }
 
 /// What another client keeps under the keys of a line is an error, and stays.
@@ -137,8 +136,8 @@ fn line_of_another_type_is_an_error() {
     let server = Server::start();
     for key in &KEYS[1..] {
         server.command(&["SET", key, "somebody's", "PX", "60000"]);
-        run(&server, ACQUIRE, &KEYS[..], &["holder:1", "30000", "0", "0"]);
-        let reply = run(&server, ACQUIRE, &KEYS, &["m:1", "30000", "0", "1000"]);
+        run(&server, &ACQUIRE, &KEYS[..], &["holder:1", "30000", "0", "0"]);
+        let reply = run(&server, &ACQUIRE, &KEYS, &["m:1", "30000", "0", "1000"]);
         assert!(reply.error().is_some_and(|text| text.contains("WRONGTYPE")), "{reply:?}");
         assert_eq!(server.command(&["GET", key]).text(), "somebody's");
         server.command(&["FLUSHALL"]);
@@ -149,11 +148,11 @@ fn line_of_another_type_is_an_error() {
 #[test]
 fn release_does_not_depend_on_the_line() {
     let server = Server::start();
-    run(&server, ACQUIRE, &KEYS, &["m:1", "30000", "0", "0"]);
+    run(&server, &ACQUIRE, &KEYS, &["m:1", "30000", "0", "0"]);
     server.command(&["SET", KEYS[1], "somebody's", "PX", "60000"]);
-    assert_eq!(run(&server, RELEASE, &KEYS, &["m:1", "7", "1000"]), Reply::Int(0));
+    assert_eq!(run(&server, &RELEASE, &KEYS, &["m:1", "7", "1000"]), Reply::Int(0));
     assert_eq!(server.command(&["EXISTS", "n"]).int(), 0);
-    assert_eq!(run(&server, RELEASE, &KEYS, &["m:1", "7", "1000"]), Reply::Int(-1));
+    assert_eq!(run(&server, &RELEASE, &KEYS, &["m:1", "7", "1000"]), Reply::Int(-1));
 }
 
 /// The permissions that the guide lists for them, and no more.

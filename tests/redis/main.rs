@@ -44,6 +44,13 @@ async fn lock(leases: &LeaseManager, name: &str) -> Lease {
     leases.lock(name).lock().await.expect("a lease")
 }
 
+include!("../../src/store/redis/scripts/compose.rs");
+
+/// Returns the text of a script for one server.
+fn script(name: &str) -> String {
+    compose(&lua_files!("../../src/store/redis/scripts/"), name, "publish")
+}
+
 fn exists(server: &Server, key: &str) -> bool {
     server.command(&["EXISTS", key]).int() == 1
 }

@@ -1,16 +1,16 @@
 //! The scripts by themselves, fed by hand with what leasehold never sends: they must check it before
 //! the first write, since Redis does not roll back.
 
+use super::script;
 use kit::look::{channel, fence_key};
 use kit::{Reply, Resp, Server};
+use std::sync::LazyLock;
 use std::time::Duration;
 
-include!("../../src/store/redis/scripts/compose.rs");
-
-const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", acquire);
-const RELEASE: &str = compose!("../../src/store/redis/scripts/", release, "publish");
-const BATCH: &str = compose!("../../src/store/redis/scripts/", batch, "publish");
-const RENEW: &str = compose!("../../src/store/redis/scripts/", renew);
+static ACQUIRE: LazyLock<String> = LazyLock::new(|| script("acquire_alone"));
+static RELEASE: LazyLock<String> = LazyLock::new(|| script("release_alone"));
+static BATCH: LazyLock<String> = LazyLock::new(|| script("batch"));
+static RENEW: LazyLock<String> = LazyLock::new(|| script("renew"));
 
 /// What acquires have in common: time to live, block and retention.
 const GOOD: [&str; 3] = ["30000", "8", "60000"];
@@ -46,16 +46,18 @@ impl Bench {
     /// The reply to each item.
     fn batch(&mut self, keys: &[&str], args: &[&str]) -> Vec<Reply> {
         let alone = match args {
-            [ttl, _, _, token, "SA"] => (ACQUIRE, vec![*token, ttl]),
-            [ttl, block, retention, token, "SF"] => (ACQUIRE, vec![*token, ttl, block, retention]),
-            [token, "R"] if keys[0].contains('{') => (RELEASE, vec![*token, "1"]),
-            [token, "R"] => (RELEASE, vec![*token]),
-            _ => return self.run(BATCH, keys, args).list(),
+            [ttl, _, _, token, "SA"] => (&*ACQUIRE, vec![*token, ttl]),
+            [ttl, block, retention, token, "SF"] => {
+                (&*ACQUIRE, vec![*token, ttl, block, retention])
+            }
+            [token, "R"] if keys[0].contains('{') => (&*RELEASE, vec![*token, "1"]),
+            [token, "R"] => (&*RELEASE, vec![*token]),
+            _ => return self.run(&BATCH, keys, args).list(),
         };
         if self.alone {
             return vec![self.run(alone.0, keys, &alone.1)];
         }
-        self.run(BATCH, keys, args).list()
+        self.run(&BATCH, keys, args).list()
     }
 
     fn keys(&mut self) -> usize {
@@ -327,7 +329,7 @@ fn fence_ahead_of_the_clock_is_remembered_longer_by_as_much() {
         bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
         kept(&mut bench);
         bench.command(&["PEXPIRE", &fence, "1000"]);
-        let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+        let reply = bench.run(&RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
         assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
         kept(&mut bench);
         // For ever stays for ever.
@@ -349,7 +351,7 @@ fn fencing_token_without_a_time_to_live_keeps_none() {
             assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}: granted");
             let last = bench.command(&["GET", &fence]).int();
             assert_eq!(last - items[0].int(), 7, "{remembered}: the block is reserved");
-            let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+            let reply = bench.run(&RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
             assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
             assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}: renewed");
             bench.command(&["DEL", "job"]);
@@ -432,7 +434,7 @@ fn fence_key_without_a_token_keeps_its_time_to_live_or_none() {
                 stays(&mut bench, &case, left);
             }
             bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-            let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+            let reply = bench.run(&RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
             assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
             stays(&mut bench, "renewed", left);
             bench.command(&["DEL", "job"]);
@@ -448,7 +450,7 @@ fn renewal_leaves_a_fence_key_without_a_token_alone() {
         bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
         for text in ["9999999999999999999999", "9900000000000000000", "1e300", "inf", "nan", "x"] {
             bench.command(&["SET", &fence, text, "PX", "20000"]);
-            let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+            let reply = bench.run(&RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
             assert_eq!(reply, Reply::List(vec![Reply::Int(0)]), "{text}");
             assert_eq!(bench.command(&["GET", &fence]).text(), text);
             assert!((1..=20_000).contains(&bench.command(&["PTTL", &fence]).int()), "{text}");
@@ -531,12 +533,12 @@ fn renewal_with_a_bad_argument_changes_no_time_to_live() {
     both_ways(|mut bench| {
         bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
         for ttl in ["", "x", "0", "-1", "1.5", "31536000001", "nan"] {
-            let reply = bench.run(RENEW, &["job"], &[ttl, "60000", "me", "L"]);
+            let reply = bench.run(&RENEW, &["job"], &[ttl, "60000", "me", "L"]);
             assert!(fails_with(&reply, "LEASEHOLD bad argument"), "{ttl:?}: {reply:?}");
             let left = bench.command(&["PTTL", "job"]).int();
             assert!((1..=30_000).contains(&left), "{ttl:?}: {left}");
         }
-        let reply = bench.run(RENEW, &["job"], &["31536000000", "60000", "me", "L"]);
+        let reply = bench.run(&RENEW, &["job"], &["31536000000", "60000", "me", "L"]);
         assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
     });
 }
@@ -548,7 +550,7 @@ fn when_all_are_renewed_one_number_says_so() {
         bench.batch(&["plain"], &[&GOOD[..], &["me:1", "SA"]].concat());
         bench.batch(&["fenced", &fence], &[&GOOD[..], &["me:2.1", "SF"]].concat());
         let args = ["31536000000", "90000", "me:", "1,2.1", "MLF"];
-        let reply = bench.run(RENEW, &["plain", "fenced", &fence], &args);
+        let reply = bench.run(&RENEW, &["plain", "fenced", &fence], &args);
         assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
         for (key, at_least) in
             [("plain", 31_535_990_000), ("fenced", 31_535_990_000), (&fence, 80_000)]
@@ -568,7 +570,7 @@ fn each_that_is_not_renewed_spoils_no_other() {
         let fence = fence_key("text");
         let keys = ["first", "gone", "taken", "text", &fence, "last"];
         let args = ["31536000000", "90000", "me:", "you:", "us:", "1,1,1,1,1", "MLLMLFML"];
-        let items = bench.run(RENEW, &keys, &args).list();
+        let items = bench.run(&RENEW, &keys, &args).list();
         assert_eq!(items.len(), 5, "{items:?}");
         assert_eq!(items[..3], [Reply::Int(0), Reply::Int(-1), Reply::Int(-2)]);
         assert!(fails_with(&items[3], "WRONGTYPE"), "{items:?}");
@@ -582,10 +584,10 @@ fn each_that_is_not_renewed_spoils_no_other() {
         for (name, said) in [("taken", -2), ("gone", -1)] {
             bench.command(&["HDEL", "taken", "me:1"]);
             bench.command(&["HSET", "taken", "you:1", "1"]);
-            let items = bench.run(RENEW, &["first", name], &two);
+            let items = bench.run(&RENEW, &["first", name], &two);
             assert_eq!(items, Reply::List(vec![Reply::Int(0), Reply::Int(said)]), "{name}");
         }
-        let items = bench.run(RENEW, &["first", "text"], &two).list();
+        let items = bench.run(&RENEW, &["first", "text"], &two).list();
         assert!(items.len() == 2 && fails_with(&items[1], "WRONGTYPE"), "{items:?}");
     });
 }
@@ -630,7 +632,7 @@ fn read_write_lock_is_no_lock_and_spoils_no_other() {
         assert!(fails_with(&bench.batch(&["rw"], &again)[0], "WRONGTYPE a read-write lock"));
         for told in ["WRONGTYPE a read-write lock", ""] {
             let keys = ["before", "rw", "after"];
-            let reply = bench.run(RENEW, &keys, &["50000", "60000", "me,me,me", "LLL"]).list();
+            let reply = bench.run(&RENEW, &keys, &["50000", "60000", "me,me,me", "LLL"]).list();
             assert_eq!((&reply[0], &reply[2]), (&Reply::Int(0), &Reply::Int(0)), "{reply:?}");
             let said = if told.is_empty() {
                 reply[1] == Reply::Int(-2)
@@ -649,12 +651,12 @@ fn read_write_lock_is_no_lock_and_spoils_no_other() {
     });
 }
 
-const RELEASE_KEEP: &str = compose!("../../src/store/redis/scripts/", release_keep, "publish");
+static RELEASE_KEEP: LazyLock<String> = LazyLock::new(|| script("release_keep"));
 
 #[test]
 fn mark_with_a_bad_argument_writes_nothing() {
     let mut bench = Bench::new(true);
-    bench.run(ACQUIRE, &["job"], &["me", "30000"]);
+    bench.run(&ACQUIRE, &["job"], &["me", "30000"]);
     for [mark, time] in [
         ["leasehold:done", "0"],
         ["leasehold:done", "-1"],
@@ -664,7 +666,7 @@ fn mark_with_a_bad_argument_writes_nothing() {
         ["leasehold:other", "1000"],
         ["you", "1000"],
     ] {
-        let reply = bench.run(RELEASE_KEEP, &["job"], &["me", mark, time]);
+        let reply = bench.run(&RELEASE_KEEP, &["job"], &["me", mark, time]);
         assert!(fails_with(&reply, "LEASEHOLD bad argument"), "{mark} {time}: {reply:?}");
         let fields = bench.command(&["HGETALL", "job"]).list();
         assert_eq!(
@@ -679,11 +681,11 @@ fn mark_with_a_bad_argument_writes_nothing() {
 fn mark_takes_the_place_of_its_holder_once() {
     let mut bench = Bench::new(true);
     let mark = |bench: &mut Bench, holder: &str, time: &str| {
-        bench.run(RELEASE_KEEP, &["job"], &[holder, "leasehold:done", time]).int()
+        bench.run(&RELEASE_KEEP, &["job"], &[holder, "leasehold:done", time]).int()
     };
     assert_eq!(mark(&mut bench, "me", "60000"), -1);
     assert_eq!(bench.keys(), 0);
-    bench.run(ACQUIRE, &["job"], &["me", "30000"]);
+    bench.run(&ACQUIRE, &["job"], &["me", "30000"]);
     assert_eq!(mark(&mut bench, "you", "60000"), -2);
     for _ in 0..2 {
         assert_eq!(mark(&mut bench, "me", "60000"), 0);
@@ -711,7 +713,7 @@ fn mark_with_the_shortest_time_never_stays() {
     end
     return left";
     let mut bench = Bench::new(true);
-    let script = bench.command(&["SCRIPT", "LOAD", RELEASE_KEEP]).text();
+    let script = bench.command(&["SCRIPT", "LOAD", &RELEASE_KEEP]).text();
     for _ in 0..100 {
         bench.run(HELD, &[], &[]);
         let names: Vec<_> = (1..=1000).map(|at| format!("job{at}")).collect();
@@ -731,7 +733,7 @@ fn mark_with_the_shortest_time_never_stays() {
 fn mark_leaves_a_read_write_lock_alone() {
     let mut bench = Bench::new(true);
     bench.command(&["HSET", "job", "me", "1", "mode", "read", "java", "1"]);
-    let reply = bench.run(RELEASE_KEEP, &["job"], &["me", "leasehold:done", "1000"]);
+    let reply = bench.run(&RELEASE_KEEP, &["job"], &["me", "leasehold:done", "1000"]);
     assert_eq!(reply.int(), -2);
     assert_eq!(bench.command(&["HEXISTS", "job", "leasehold:done"]).int(), 0);
     assert_eq!(bench.command(&["HLEN", "job"]).int(), 2, "what is left is not ours");
@@ -751,10 +753,10 @@ fn mode_that_redisson_left_goes_with_the_lock_below() {
                     bench.command(&["HSET", "job", java, "1"]);
                 }
                 let reply = match ends {
-                    "release" => bench.run(RELEASE, &["job"], &["me"]),
+                    "release" => bench.run(&RELEASE, &["job"], &["me"]),
                     "batch" => bench.batch(&["job"], &["me", "R"]).remove(0),
-                    "keep" => bench.run(RELEASE_KEEP, &["job"], &["me", "leasehold:done", "1000"]),
-                    _ => bench.run(RENEW, &["job"], &settings).list().remove(0),
+                    "keep" => bench.run(&RELEASE_KEEP, &["job"], &["me", "leasehold:done", "1000"]),
+                    _ => bench.run(&RENEW, &["job"], &settings).list().remove(0),
                 };
                 match ends {
                     "renewal" => assert!(fails_with(&reply, "WRONGTYPE a read-write lock")),
@@ -775,7 +777,7 @@ fn semaphore_that_is_made_wakes_those_who_came_before() {
     let mut heard = || waiter.next_message(Duration::from_secs(30)).map(|(_, text)| text);
     let acquire = |bench: &mut Bench, id: &str| {
         let args = ["3", "1", "30000", "60000", &id.repeat(14)];
-        bench.run(PERMITS_ACQUIRE, &PERMIT_KEYS, &args).int()
+        bench.run(&PERMITS_ACQUIRE, &PERMIT_KEYS, &args).int()
     };
     assert_eq!(acquire(&mut bench, "a"), 0);
     assert_eq!(heard().as_deref(), Some("2"));
@@ -784,14 +786,11 @@ fn semaphore_that_is_made_wakes_those_who_came_before() {
     assert_eq!(heard().as_deref(), Some("end"), "only the first acquire makes it");
 }
 
-const RW_RENEW: &str = compose!("../../src/store/redis/scripts/", rw_renew);
-const RW_RELEASE: &str = compose!("../../src/store/redis/scripts/", rw, "rw_release", "publish");
-const PERMITS_ACQUIRE: &str =
-    compose!("../../src/store/redis/scripts/", permits, "permits_acquire", "publish");
-const PERMITS_RENEW: &str =
-    compose!("../../src/store/redis/scripts/", permits, "permits_renew", "publish");
-const PERMITS_RELEASE: &str =
-    compose!("../../src/store/redis/scripts/", permits, "permits_release", "publish");
+static RW_RENEW: LazyLock<String> = LazyLock::new(|| script("rw_renew"));
+static RW_RELEASE: LazyLock<String> = LazyLock::new(|| script("rw_release"));
+static PERMITS_ACQUIRE: LazyLock<String> = LazyLock::new(|| script("permits_acquire"));
+static PERMITS_RENEW: LazyLock<String> = LazyLock::new(|| script("permits_renew"));
+static PERMITS_RELEASE: LazyLock<String> = LazyLock::new(|| script("permits_release"));
 
 /// The other keys may be on another server.
 #[test]
@@ -799,7 +798,7 @@ fn read_write_lock_is_kept_and_left_key_by_key() {
     let mut bench = Bench::new(true);
     let time = "{job}:me:rwlock_timeout:1";
     let renew = |bench: &mut Bench, key: &str, holder: &str, mode: &str, step: &str| {
-        bench.run(RW_RENEW, &[key], &["30000", "0", holder, mode, step]).list().remove(0).int()
+        bench.run(&RW_RENEW, &[key], &["30000", "0", holder, mode, step]).list().remove(0).int()
     };
     assert_eq!(renew(&mut bench, time, "me", "read", "T"), -1);
     assert_eq!(renew(&mut bench, "job", "me", "read", "H"), -1);
@@ -816,7 +815,7 @@ fn read_write_lock_is_kept_and_left_key_by_key() {
     assert_eq!(renew(&mut bench, time, "me", "read", "T"), 0);
     assert!(bench.command(&["PTTL", time]).int() > 1000);
     let release = |bench: &mut Bench, mode: &str, count: &str| {
-        bench.run(RW_RELEASE, &["job"], &["me", mode, count]).int()
+        bench.run(&RW_RELEASE, &["job"], &["me", mode, count]).int()
     };
     assert_eq!(release(&mut bench, "read", "1"), 0);
     assert_eq!(release(&mut bench, "read", "0"), 0);
@@ -838,14 +837,15 @@ fn permits_are_kept_and_left_without_their_counter() {
     let [me, you] = ["m", "y"].map(|byte| byte.repeat(14));
     let acquire = |bench: &mut Bench, ids: &str, take: &str| {
         let keys = ["job", "{job}:timeout", "leasehold_sizes:{job}"];
-        let reply = bench.run(PERMITS_ACQUIRE, &keys, &["3", take, "30000", "60000", ids]);
+        let reply = bench.run(&PERMITS_ACQUIRE, &keys, &["3", take, "30000", "60000", ids]);
         assert_eq!(reply, Reply::Int(0));
     };
     let renew = |bench: &mut Bench, keys: &[&str], ids: &str| {
-        bench.run(PERMITS_RENEW, keys, &["30000", "60000", "2", ids]).list().remove(0).int()
+        bench.run(&PERMITS_RENEW, keys, &["30000", "60000", "2", ids]).list().remove(0).int()
     };
-    let release =
-        |bench: &mut Bench, keys: &[&str], ids: &str| bench.run(PERMITS_RELEASE, keys, &["2", ids]);
+    let release = |bench: &mut Bench, keys: &[&str], ids: &str| {
+        bench.run(&PERMITS_RELEASE, keys, &["2", ids])
+    };
     let free = |bench: &mut Bench| bench.command(&["GET", "job"]).text();
     assert_eq!(renew(&mut bench, &out, &me), -1);
     assert_eq!(release(&mut bench, &out, &me), Reply::Int(-1));
@@ -902,7 +902,7 @@ fn release_after_a_shrink_wakes_if_permits_have_expired() {
     }
     let mut waiter = bench.server.connection();
     waiter.subscribe("redisson_sc:{job}");
-    let reply = bench.run(PERMITS_RELEASE, &PERMIT_KEYS[..2], &["1", &"d".repeat(14)]);
+    let reply = bench.run(&PERMITS_RELEASE, &PERMIT_KEYS[..2], &["1", &"d".repeat(14)]);
     assert_eq!(reply, Reply::Int(1), "one is woken");
     assert_eq!(bench.command(&["GET", "job"]).text(), "-1");
 }
@@ -917,7 +917,7 @@ fn release_after_a_shrink_needs_no_right_to_count() {
     }
     bench.command(&["ACL", "SETUSER", "limited", "on", "nopass", "~*", "&*", "+@all", "-zcount"]);
     bench.command(&["AUTH", "limited", "any"]);
-    let reply = bench.run(PERMITS_RELEASE, &PERMIT_KEYS[..2], &["1", &"b".repeat(14)]);
+    let reply = bench.run(&PERMITS_RELEASE, &PERMIT_KEYS[..2], &["1", &"b".repeat(14)]);
     assert_eq!(reply, Reply::Int(0), "none is woken");
     assert_eq!(bench.command(&["GET", "job"]).text(), "-1");
 }
@@ -930,11 +930,11 @@ fn late_copy_of_an_acquire_revives_no_permit_after_a_shrink() {
     bench.command(&["HSET", PERMIT_KEYS[2], "2", "1"]);
     bench.command(&["ZADD", "{job}:timeout", "1", &own, NEVER, &other]);
     let args = ["2", "1", "30000", "60000", &"a".repeat(14)];
-    assert!(bench.run(PERMITS_ACQUIRE, &PERMIT_KEYS, &args).int() <= -3, "it is held");
+    assert!(bench.run(&PERMITS_ACQUIRE, &PERMIT_KEYS, &args).int() <= -3, "it is held");
     assert_eq!(bench.command(&["ZSCORE", "{job}:timeout", &own]).text(), "1");
     // While all fit, it is the same grant again.
     bench.command(&["SET", "job", "0"]);
-    assert_eq!(bench.run(PERMITS_ACQUIRE, &PERMIT_KEYS, &args).int(), 0);
+    assert_eq!(bench.run(&PERMITS_ACQUIRE, &PERMIT_KEYS, &args).int(), 0);
 }
 
 /// A user may extend only the permits that are out.
@@ -948,7 +948,7 @@ fn acquire_that_may_not_keep_the_counter_takes_no_permit() {
     limited.command(&["AUTH", "limited", "secret"]);
     bench.connection = limited;
     let args = ["3", "1", "30000", "60000", &"a".repeat(14)];
-    let reply = bench.run(PERMITS_ACQUIRE, &PERMIT_KEYS, &args);
+    let reply = bench.run(&PERMITS_ACQUIRE, &PERMIT_KEYS, &args);
     assert!(matches!(&reply, Reply::Error(_)), "{reply:?}");
     let mut all = bench.server.connection();
     assert_eq!(all.command(&["GET", "job"]).text(), "3");

@@ -2,10 +2,10 @@
 
 use super::bare::{self, FENCED, TOKEN};
 
-include!("../../../../src/store/redis/scripts/compose.rs");
-
-/// leasehold's script for many requests.
-pub const BATCH: &str = compose!("../../../../src/store/redis/scripts/", batch, "publish");
+/// Returns leasehold's script for many requests.
+pub fn batch_script() -> String {
+    bare::script("batch")
+}
 
 const PLAIN: [&str; 4] = ["30000", "1", "1", "0"];
 

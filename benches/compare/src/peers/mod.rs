@@ -24,7 +24,7 @@ use crate::contender::{Entry, Role};
 use floor_fred::Way;
 use std::time::Duration;
 
-pub use batch::{BATCH, pair_in_one};
+pub use batch::{batch_script, pair_in_one};
 pub use pulse::Pulse;
 
 /// For peers that ask for one; long enough that no hold of ours comes near it.

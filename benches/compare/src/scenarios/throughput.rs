@@ -76,8 +76,8 @@ pub async fn run(bench: &mut Bench, scenario: &'static str, tasks: usize) {
 /// multiplexing clients have it. Both scripts in one command; and for two commands, which redis-benchmark cannot
 /// pair, the time of that plus the time of a script that does nothing.
 fn server_limit(server: &Server, board: &mut Board, sink: &mut Sink, requests: u32) {
-    use crate::peers::{BATCH, pair_in_one};
-    let sha: String = server.command(&["SCRIPT", "LOAD", BATCH]);
+    use crate::peers::{batch_script, pair_in_one};
+    let sha: String = server.command(&["SCRIPT", "LOAD", &batch_script()]);
     let nothing: String = server.command(&["SCRIPT", "LOAD", "return 1"]);
     let idle = benchmark(server, requests, &["evalsha", &nothing, "0"]);
     for (id, fenced) in [("redis-benchmark", true), ("redis-benchmark-plain", false)] {

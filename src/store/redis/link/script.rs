@@ -74,7 +74,7 @@ pub(super) async fn run(
     match pin!(send(client, "EVALSHA", name_of(script), call, timeout)).await {
         // Boxed, too.
         Err(error) if is_unknown(&error) => {
-            let reply = Box::pin(send(client, "EVAL", script.source, call, timeout)).await;
+            let reply = Box::pin(send(client, "EVAL", &script.source, call, timeout)).await;
             reply.map_err(|error| explain(script, error))
         }
         reply => reply.map_err(|error| explain(script, error)),
@@ -83,12 +83,12 @@ pub(super) async fn run(
 
 /// Returns the name under which servers cache a script.
 fn name_of(script: &'static Script) -> &'static str {
-    script.sha.get_or_init(|| fred::util::sha1_hash(script.source))
+    script.sha.get_or_init(|| fred::util::sha1_hash(&script.source))
 }
 
 /// Adds the command to a refusal of the server that names none.
 fn explain(script: &Script, failure: Failure) -> Failure {
-    match reply::with_command(failure.details(), script.source) {
+    match reply::with_command(failure.details(), &script.source) {
         Some(text) => Failure::new(failure.kind().clone(), text),
         None => failure,
     }
@@ -142,7 +142,7 @@ async fn run_among(
         Ok(elements)
     };
     let reply = match attempt("EVALSHA", name_of(script)).await {
-        Err(error) if is_unknown(&error) => attempt("EVAL", script.source).await,
+        Err(error) if is_unknown(&error) => attempt("EVAL", &script.source).await,
         reply => reply,
     };
     reply.map_err(|error| explain(script, error))

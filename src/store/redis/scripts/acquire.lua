@@ -1,6 +1,7 @@
--- Acquires a lock, or grants it again to the holder that has it. `fence.lua` and `grant.lua` follow.
+-- Acquires a lock, or grants it again to the holder that has it. A script includes `fence.lua` and
+-- `grant.lua` after it.
 --
--- The body of a function of `batch.lua` and `acquire_all.lua`, and the end of `acquire_alone.lua`. They define its arguments:
+-- The body of `acquire_function.lua`, and the end of `acquire_alone.lua`. They define its arguments:
 -- lock, a hash of one field: holder id -> hold count; fence, a string: the last reserved fencing token (nil: none is reserved); holder, the
 -- id; ttl in ms; block, the number of fencing tokens to reserve; retention, the time in ms to
 -- remember the last of them (0: forever) once the clock has passed it; up to a twentieth less, and longer if the key has

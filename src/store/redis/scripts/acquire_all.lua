@@ -1,4 +1,4 @@
--- Acquires several locks: all of them or none. `acquire.lua`, `fence.lua` and `grant.lua` are the function `acquire`.
+-- Acquires several locks: all of them or none.
 --
 -- KEYS   for each lock: the lock, and if a block is requested, its fence; see `acquire.lua`
 -- ARGV   ttl in ms, block (0: no fencing tokens), retention, the prefix of the holder ids, the rest of each of them, separated
@@ -7,6 +7,8 @@
 --        SPARED    not taken, because another lock was not granted; if the holder had it already, it still has it
 --
 -- Twice is harmless: `acquire.lua` is, and a copy that finds another holder changes nothing.
+
+-- @include common, check, acquire_function
 
 local fenced = ARGV[2] ~= '0'
 ttl, block, retention = ARGV[1], 1, ARGV[3]

@@ -1,5 +1,4 @@
 -- Acquires a lock for a request that is alone in its call: the machinery of `batch.lua` costs more than the commands.
--- `acquire.lua` follows.
 --
 -- KEYS   lock    hash of one field: holder id -> hold count
 --        fence   string: the last reserved fencing token; only if a block is requested
@@ -7,6 +6,8 @@
 -- Reply  the reply of `acquire.lua`
 --
 -- Twice is harmless, because `acquire.lua` is.
+
+-- @include common
 
 local lock, fence, holder, ttl = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local block, retention, span, now, newest, vacant = 1, '0', 0, nil, nil, false
@@ -22,3 +23,5 @@ if not (number % 1 == 0 and number >= 1 and number <= LONGEST_TTL
   and kept % 1 == 0 and kept >= 0 and kept <= 9007199254740991) then
   return redis.error_reply('LEASEHOLD bad argument: ' .. table.concat(ARGV, ' ', 2))
 end
+
+-- @include acquire, fence, grant

@@ -1,146 +1,45 @@
-// Composes the scripts from their parts. `scripts.rs`, the tests of the scripts and the benches include this file, each
-// with its own path to the folder of the parts.
+// Composes the scripts. `mod.rs`, the tests of the scripts and the benches include this file, each with its own path to the
+// folder of the Lua files.
 
-macro_rules! compose {
-    ($dir:literal, acquire) => {
-        compose!($dir; "common", "acquire_alone", "acquire", "fence", "grant")
-    };
-    ($dir:literal, release, $publish:literal) => {
-        compose!($dir; "common", $publish, "release_alone", "release", "wake")
-    };
-    ($dir:literal, batch, $publish:literal) => {
-        concat!(
-            compose!($dir; "common", "check", $publish),
-            compose!($dir, function_acquire),
-            compose!($dir, function_release),
-            compose!($dir; "batch"),
+/// A Lua file: a script, or a part of some.
+struct LuaFile {
+    name: &'static str,
+    text: &'static str,
+}
+
+macro_rules! lua_files {
+    ($folder:literal) => {
+        lua_files!(
+            $folder:
+            acquire acquire_all acquire_alone acquire_function age annotate batch check common describe fence
+            fence_keep force grant hint inspect line_acquire line_common line_inspect line_leave line_release
+            metadata note note_read noted owner permits_acquire permits_common permits_force permits_inspect
+            permits_release permits_renew permits_resize permits_wake publish publish_shard release
+            release_alone release_function release_keep renew run rw_acquire rw_common rw_force rw_grant
+            rw_inspect rw_leave rw_release rw_renew rw_wake steal steal_grant wake wake_function want
         )
     };
-    ($dir:literal, acquire_all) => {
-        concat!(
-            compose!($dir; "common", "check"),
-            compose!($dir, function_acquire),
-            compose!($dir; "acquire_all"),
-        )
+    ($folder:literal: $($name:ident)+) => {
+        [$(LuaFile {
+            name: stringify!($name),
+            text: include_str!(concat!($folder, stringify!($name), ".lua")),
+        }),+]
     };
-    ($dir:literal, force, $publish:literal) => {
-        concat!(
-            compose!($dir; "common", "check", $publish, "noted", "note"),
-            compose!($dir, function_wake),
-            compose!($dir; "force"),
-        )
+}
+
+/// Returns the text of a script: its file, with other files in place of each line `-- @include a, b`. The part `publish` is
+/// the one that is given.
+fn compose(files: &[LuaFile], name: &str, publish: &str) -> String {
+    let name = if name == "publish" { publish } else { name };
+    let Some(file) = files.iter().find(|file| file.name == name) else {
+        return format!("error('there is no {name}.lua')\n");
     };
-    ($dir:literal, annotate, $publish:literal) => {
-        compose!($dir, run, [$publish], ["annotate"])
-    };
-    ($dir:literal, describe) => {
-        compose!($dir, run, [], ["describe"])
-    };
-    ($dir:literal, renew) => {
-        compose!($dir; "common", "check", "noted", "fence_keep", "renew")
-    };
-    ($dir:literal, steal, $publish:literal) => {
-        compose!($dir, run, [$publish, "noted", "note"], ["steal", "fence", "steal_grant"])
-    };
-    ($dir:literal, want, $publish:literal) => {
-        compose!($dir, run, [$publish, "noted", "note"], ["want"])
-    };
-    ($dir:literal, rw_force, $publish:literal) => {
-        compose!($dir, run, [$publish, "rw_common", "rw_wake", "noted", "note"], ["rw_force"])
-    };
-    ($dir:literal, rw_renew) => {
-        compose!($dir, run, ["rw_common", "noted", "fence_keep"], ["rw_renew"])
-    };
-    ($dir:literal, rw_acquire, $publish:literal) => {
-        compose!($dir, run, [$publish, "rw_common", "rw_wake"], ["rw_acquire", "fence", "rw_grant"])
-    };
-    ($dir:literal, rw, $body:literal, $publish:literal) => {
-        compose!($dir, run, [$publish, "rw_common", "rw_wake"], [$body])
-    };
-    ($dir:literal, rw, $body:literal) => {
-        compose!($dir, run, ["rw_common"], [$body])
-    };
-    ($dir:literal, permits, $body:literal, $publish:literal) => {
-        compose!($dir, run, [$publish, "permits_common", "permits_wake"], [$body])
-    };
-    ($dir:literal, permits, $body:literal) => {
-        compose!($dir, run, ["permits_common"], [$body])
-    };
-    ($dir:literal, line_acquire, $publish:literal) => {
-        compose!(
-            $dir, run, [$publish], ["line_acquire"],
-            compose!($dir, function_acquire),
-            compose!($dir, function_wake),
-            compose!($dir, line_of)
-        )
-    };
-    ($dir:literal, release_keep, $publish:literal) => {
-        compose!(
-            $dir, run, [$publish], ["release_keep"],
-            compose!($dir, function_wake)
-        )
-    };
-    ($dir:literal, line_release, $publish:literal) => {
-        compose!(
-            $dir, run, [$publish], ["line_release"],
-            "local now\n",
-            compose!($dir, function_release),
-            compose!($dir, line_of)
-        )
-    };
-    ($dir:literal, line_leave, $publish:literal) => {
-        compose!(
-            $dir, run, [$publish], ["line_leave"],
-            "local now\n",
-            compose!($dir, function_wake),
-            compose!($dir, line_of)
-        )
-    };
-    ($dir:literal, line_inspect) => {
-        compose!($dir, run, [], ["line_inspect"], "local now\n", compose!($dir, line_of))
-    };
-    ($dir:literal, line_of) => {
-        concat!(
-            "local function line_of(line, lapses, holder)\n",
-            compose!($dir; "line_common"),
-            "end\n",
-        )
-    };
-    ($dir:literal, function_acquire) => {
-        concat!(
-            // All acquires of a call share these: see `acquire.lua`.
-            "local ttl, block, retention, span, now, newest, vacant\n",
-            "local function acquire(lock, fence, holder)\n",
-            compose!($dir; "acquire", "fence", "grant"),
-            "end\n",
-        )
-    };
-    ($dir:literal, function_release) => {
-        concat!(
-            "local function release(lock, holder)\nlocal braced = string.find(lock, '{', 1, true)\n",
-            compose!($dir; "release", "wake"),
-            "end\n",
-        )
-    };
-    ($dir:literal, function_wake) => {
-        concat!(
-            "local function wake(lock)\nlocal braced = string.find(lock, '{', 1, true)\n",
-            compose!($dir; "wake"),
-            "end\n",
-        )
-    };
-    // Functions that the body calls, and the body, which is a function too.
-    ($dir:literal, run, [$($part:literal),*], [$($body:literal),+] $(, $more:expr)*) => {
-        concat!(
-            compose!($dir; "common", "check" $(, $part)*),
-            $($more,)*
-            "local function run()\n",
-            compose!($dir; $($body),+),
-            "end\n",
-            compose!($dir; "run"),
-        )
-    };
-    ($dir:literal; $($part:literal),+) => {
-        concat!($(include_str!(concat!($dir, $part, ".lua"))),+)
-    };
+    let mut script = String::with_capacity(file.text.len() * 4);
+    for line in file.text.lines() {
+        match line.trim_start().strip_prefix("-- @include ") {
+            Some(parts) => script.extend(parts.split(", ").map(|part| compose(files, part, publish))),
+            None => script.extend([line, "\n"]),
+        }
+    }
+    script
 }

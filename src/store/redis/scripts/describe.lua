@@ -6,21 +6,27 @@
 --
 -- Twice is harmless: it writes the same fields, and deletes what may be gone.
 
-local key, ttl = KEYS[1], whole(ARGV[1], 0, LONGEST_TTL)
-if ttl == 0 then
-  doing = 'DEL'
-  call('DEL', key)
-  return 0
+-- @include common, check
+
+local function run()
+  local key, ttl = KEYS[1], whole(ARGV[1], 0, LONGEST_TTL)
+  if ttl == 0 then
+    doing = 'DEL'
+    call('DEL', key)
+    return 0
+  end
+  doing = 'HSET'
+  call('HSET', key, unpack(ARGV, 2))
+  local done, caught = pcall(function()
+    doing = 'PEXPIRE'
+    call('PEXPIRE', key, string.format('%d', ttl))
+  end)
+  if not done then
+    -- No key stays without a time to live.
+    try('DEL', key)
+    error(caught, 0)
+  end
+  return 1
 end
-doing = 'HSET'
-call('HSET', key, unpack(ARGV, 2))
-local done, caught = pcall(function()
-  doing = 'PEXPIRE'
-  call('PEXPIRE', key, string.format('%d', ttl))
-end)
-if not done then
-  -- No key stays without a time to live.
-  try('DEL', key)
-  error(caught, 0)
-end
-return 1
+
+-- @include run

@@ -1,4 +1,4 @@
--- Takes a lock away from its holder, and wakes waiters. `note.lua` comes before.
+-- Takes a lock away from its holder, and wakes waiters.
 --
 -- KEYS   lock
 -- ARGV   none; or: act, author, reason, inbox, name, all of them empty for no note; then, if it is to be taken from no other
@@ -7,6 +7,8 @@
 --
 -- Twice is harmless: the second run finds nothing, or does what was requested again. A key that is not a hash stays,
 -- because HEXISTS fails on it. A read-write lock stays, too. A note that the server refuses is left out.
+
+-- @include common, check, publish, noted, note, wake_function
 
 local function force(lock)
   doing = 'HEXISTS'

@@ -1,4 +1,4 @@
--- Releases a lock, and takes a place in its line for the next waiter of the same manager. `line_common.lua` is the function `line_of`.
+-- Releases a lock, and takes a place in its line for the next waiter of the same manager.
 --
 -- KEYS   lock          hash of one field: holder id -> hold count
 --        line, lapses  see `line_common.lua`
@@ -8,19 +8,28 @@
 --
 -- Twice is harmless: the second run finds no holder id, and takes no place.
 
-local lock, holder = KEYS[1], ARGV[1]
-local waited, kept = whole(ARGV[2], 0, 9007199254740991), whole(ARGV[3], 0, LONGEST_TTL)
-local reply = release(lock, holder)
-if reply == -1 or reply == -2 or kept == 0 and reply <= 0 then
+-- @include common, check, publish
+
+local now
+-- @include release_function, line_common
+
+local function run()
+  local lock, holder = KEYS[1], ARGV[1]
+  local waited, kept = whole(ARGV[2], 0, 9007199254740991), whole(ARGV[3], 0, LONGEST_TTL)
+  local reply = release(lock, holder)
+  if reply == -1 or reply == -2 or kept == 0 and reply <= 0 then
+    return reply
+  end
+  -- What fails here must not turn a completed release into an error.
+  local done, first = pcall(function()
+    local waits = line_of(KEYS[2], KEYS[3], holder)
+    waits.take(now - waited, kept)
+    return waits.oldest()
+  end)
+  if done and first and reply > 0 then
+    return 0
+  end
   return reply
 end
--- What fails here must not turn a completed release into an error.
-local done, first = pcall(function()
-  local waits = line_of(KEYS[2], KEYS[3], holder)
-  waits.take(now - waited, kept)
-  return waits.oldest()
-end)
-if done and first and reply > 0 then
-  return 0
-end
-return reply
+
+-- @include run

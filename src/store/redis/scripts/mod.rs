@@ -21,16 +21,23 @@ use std::time::Duration;
 
 /// A script.
 pub(super) struct Script {
-    pub(super) source: &'static str,
+    /// Composed when it is first needed.
+    pub(super) source: LazyLock<String>,
     /// The name under which servers cache it, once it was needed.
     pub(super) sha: OnceLock<String>,
 }
 
 include!("compose.rs");
 
+static FILES: &[LuaFile] = &lua_files!("./");
+
+/// Makes the script of a Lua file.
 macro_rules! script {
-    ($($source:tt)+) => {
-        Script { source: compose!("./" $($source)+), sha: OnceLock::new() }
+    ($name:literal) => {
+        script!($name, "publish")
+    };
+    ($name:literal, $publish:literal) => {
+        Script { source: LazyLock::new(|| compose(FILES, $name, $publish)), sha: OnceLock::new() }
     };
 }
 
@@ -71,25 +78,25 @@ macro_rules! scripts {
     ($publish:literal, $sharded:literal) => {
         Scripts {
             sharded: $sharded,
-            annotate: script!(, annotate, $publish),
-            release: script!(, release, $publish),
-            batch: script!(, batch, $publish),
-            force: script!(, force, $publish),
-            rw_acquire: script!(, rw_acquire, $publish),
-            rw_release: script!(, rw, "rw_release", $publish),
-            rw_force: script!(, rw_force, $publish),
-            rw_leave: script!(, rw, "rw_leave", $publish),
-            permits_acquire: script!(, permits, "permits_acquire", $publish),
-            permits_release: script!(, permits, "permits_release", $publish),
-            permits_renew: script!(, permits, "permits_renew", $publish),
-            permits_force: script!(, permits, "permits_force", $publish),
-            permits_resize: script!(, permits, "permits_resize", $publish),
-            release_keep: script!(, release_keep, $publish),
-            line_acquire: script!(, line_acquire, $publish),
-            line_release: script!(, line_release, $publish),
-            line_leave: script!(, line_leave, $publish),
-            steal: script!(, steal, $publish),
-            want: script!(, want, $publish),
+            annotate: script!("annotate", $publish),
+            release: script!("release_alone", $publish),
+            batch: script!("batch", $publish),
+            force: script!("force", $publish),
+            rw_acquire: script!("rw_acquire", $publish),
+            rw_release: script!("rw_release", $publish),
+            rw_force: script!("rw_force", $publish),
+            rw_leave: script!("rw_leave", $publish),
+            permits_acquire: script!("permits_acquire", $publish),
+            permits_release: script!("permits_release", $publish),
+            permits_renew: script!("permits_renew", $publish),
+            permits_force: script!("permits_force", $publish),
+            permits_resize: script!("permits_resize", $publish),
+            release_keep: script!("release_keep", $publish),
+            line_acquire: script!("line_acquire", $publish),
+            line_release: script!("line_release", $publish),
+            line_leave: script!("line_leave", $publish),
+            steal: script!("steal", $publish),
+            want: script!("want", $publish),
         }
     };
 }
@@ -97,24 +104,26 @@ macro_rules! scripts {
 pub(super) static PLAIN: Scripts = scripts!("publish", false);
 /// For a cluster, where a message stays among the servers of its slot.
 pub(super) static SHARDED: Scripts = scripts!("publish_shard", true);
-pub(super) static ACQUIRE: Script = script!(, acquire);
-pub(super) static ACQUIRE_ALL: Script = script!(, acquire_all);
-pub(super) static RENEW: Script = script!(, renew);
-pub(super) static INSPECT: Script = script!(; "inspect");
-pub(super) static METADATA: Script = script!(; "metadata");
-pub(super) static DESCRIBE: Script = script!(, describe);
-pub(super) static OWNER: Script = script!(; "owner");
-pub(super) static RW_RENEW: Script = script!(, rw_renew);
-pub(super) static RW_INSPECT: Script = script!(, rw, "rw_inspect");
-pub(super) static PERMITS_INSPECT: Script = script!(, permits, "permits_inspect");
-pub(super) static NOTE_READ: Script = script!(; "note_read");
-pub(super) static HINT: Script = script!(; "hint");
-pub(super) static LINE_INSPECT: Script = script!(, line_inspect);
+pub(super) static ACQUIRE: Script = script!("acquire_alone");
+pub(super) static ACQUIRE_ALL: Script = script!("acquire_all");
+pub(super) static RENEW: Script = script!("renew");
+pub(super) static INSPECT: Script = script!("inspect");
+pub(super) static METADATA: Script = script!("metadata");
+pub(super) static DESCRIBE: Script = script!("describe");
+pub(super) static OWNER: Script = script!("owner");
+pub(super) static RW_RENEW: Script = script!("rw_renew");
+pub(super) static RW_INSPECT: Script = script!("rw_inspect");
+pub(super) static PERMITS_INSPECT: Script = script!("permits_inspect");
+pub(super) static NOTE_READ: Script = script!("note_read");
+pub(super) static HINT: Script = script!("hint");
+pub(super) static LINE_INSPECT: Script = script!("line_inspect");
 /// Does nothing. No server knows its name, so its text is sent, which tests the permission: scripts in the cache of a
 /// server do not need it until the server drops them.
-pub(super) static BY_TEXT: LazyLock<Script> =
-    LazyLock::new(|| Script { source: "return {}", sha: OnceLock::from("0".repeat(40)) });
-pub(super) static AGE: Script = script!(; "age");
+pub(super) static BY_TEXT: LazyLock<Script> = LazyLock::new(|| Script {
+    source: LazyLock::new(|| "return {}".to_owned()),
+    sha: OnceLock::from("0".repeat(40)),
+});
+pub(super) static AGE: Script = script!("age");
 
 /// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
 /// the rest of the call.
@@ -202,5 +211,42 @@ impl Call {
             Word::Number(number) => number.to_string(),
         };
         self.words[self.keys..].iter().map(text).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    #[test]
+    fn each_file_is_composed_of_parts_that_exist() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/redis/scripts");
+        let found: BTreeSet<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .filter_map(|entry| {
+                Some(entry.unwrap().file_name().to_str()?.strip_suffix(".lua")?.to_owned())
+            })
+            .collect();
+        let known: BTreeSet<String> = FILES.iter().map(|file| file.name.to_owned()).collect();
+        assert_eq!(found, known);
+        for name in known {
+            let text = compose(FILES, &name, "publish_shard");
+            assert!(
+                !text.contains("error('there is no ") && !text.contains("@include"),
+                "{name}: {text}"
+            );
+        }
+        assert!(compose(FILES, "nothing", "publish").contains("there is no nothing.lua"));
+    }
+
+    #[test]
+    fn message_stays_among_the_servers_of_its_slot_in_a_cluster() {
+        for (scripts, verb) in [(&PLAIN, "'PUBLISH'"), (&SHARDED, "'SPUBLISH'")] {
+            let text: &str = &scripts.release.source;
+            assert_eq!(text.matches("local publish = ").count(), 1);
+            assert!(text.contains(&format!("local publish = {verb}")), "{text}");
+        }
     }
 }

@@ -1,5 +1,4 @@
--- Takes all permits of a semaphore away, forgets its size, and wakes waiters. `permits_common.lua` and `permits_wake.lua`
--- come before.
+-- Takes all permits of a semaphore away, forgets its size, and wakes waiters.
 --
 -- KEYS   free, out, sizes: see `permits_common.lua`
 -- ARGV   none
@@ -7,11 +6,17 @@
 --
 -- Twice is harmless: the second run finds nothing, or does what was requested again.
 
-local free, out = KEYS[1], KEYS[2]
-local left = free_of(free)
-doing = 'ZCARD'
-local used = call('ZCARD', out)
-doing = 'DEL'
-call('DEL', free, out, KEYS[3])
-wake(free, (left or 0) + used)
-return used > 0 and 1 or 0
+-- @include common, check, publish, permits_common, permits_wake
+
+local function run()
+  local free, out = KEYS[1], KEYS[2]
+  local left = free_of(free)
+  doing = 'ZCARD'
+  local used = call('ZCARD', out)
+  doing = 'DEL'
+  call('DEL', free, out, KEYS[3])
+  wake(free, (left or 0) + used)
+  return used > 0 and 1 or 0
+end
+
+-- @include run

@@ -1,4 +1,4 @@
--- Returns the permits that are out, and how many connections listen for permits. `permits_common.lua` comes before.
+-- Returns the permits that are out, and how many connections listen for permits.
 --
 -- KEYS   free, out: see `permits_common.lua`
 -- ARGV   channel of the semaphore; NUMSUB or SHARDNUMSUB
@@ -6,24 +6,30 @@
 --
 -- Twice is harmless: it writes nothing.
 
-local free, now = free_of(KEYS[1]), clock()
-doing = 'ZRANGE'
-local all, reply, used = call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), { -1, -1 }, 0
-local counted = try('PUBSUB', ARGV[2], ARGV[1])
-if counted[2] then
-  reply[2] = counted[2]
-end
-for i = 1, #all, 2 do
-  local ends = tonumber(all[i + 1])
-  used = used + 1
-  if ends > now then
-    reply[#reply + 1] = string.gsub(all[i], '.', function(byte)
-      return string.format('%02x', string.byte(byte))
-    end)
-    reply[#reply + 1] = ends - now > LONGEST_TTL and -1 or ends - now
+-- @include common, check, permits_common
+
+local function run()
+  local free, now = free_of(KEYS[1]), clock()
+  doing = 'ZRANGE'
+  local all, reply, used = call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), { -1, -1 }, 0
+  local counted = try('PUBSUB', ARGV[2], ARGV[1])
+  if counted[2] then
+    reply[2] = counted[2]
   end
+  for i = 1, #all, 2 do
+    local ends = tonumber(all[i + 1])
+    used = used + 1
+    if ends > now then
+      reply[#reply + 1] = string.gsub(all[i], '.', function(byte)
+        return string.format('%02x', string.byte(byte))
+      end)
+      reply[#reply + 1] = ends - now > LONGEST_TTL and -1 or ends - now
+    end
+  end
+  if free then
+    reply[1] = free + used
+  end
+  return reply
 end
-if free then
-  reply[1] = free + used
-end
-return reply
+
+-- @include run

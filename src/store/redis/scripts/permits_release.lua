@@ -1,4 +1,4 @@
--- Gives the permits of a holder back, and wakes waiters. `permits_common.lua` and `permits_wake.lua` come before.
+-- Gives the permits of a holder back, and wakes waiters.
 --
 -- KEYS   free, out: see `permits_common.lua`. Or out alone, if a cluster is moving the slot and the counter is elsewhere: the
 --        permits count as expired from then on, so that the next acquire that needs them gives them back
@@ -9,17 +9,23 @@
 --
 -- Twice is harmless: the second run finds none of them, or those that have expired.
 
-local free, out, ids = KEYS[1], KEYS[2], ids_of(ARGV[2], whole(ARGV[1], 1, MOST_PERMITS))
-if out then
-  return give_back(free, out, free_of(free), ids)
+-- @include common, check, publish, permits_common, permits_wake
+
+local function run()
+  local free, out, ids = KEYS[1], KEYS[2], ids_of(ARGV[2], whole(ARGV[1], 1, MOST_PERMITS))
+  if out then
+    return give_back(free, out, free_of(free), ids)
+  end
+  out = free
+  local there = look_up(out, ids, 0)
+  if there == 0 then
+    return -1
+  end
+  -- Changes nothing, but as the first command that writes it lets ZADD pass in full memory.
+  doing = 'ZREM'
+  call('ZREM', out, '')
+  put(out, ids, 0, 'XX')
+  return wake(string.gsub(out, ':timeout$', ''), there)
 end
-out = free
-local there = look_up(out, ids, 0)
-if there == 0 then
-  return -1
-end
--- Changes nothing, but as the first command that writes it lets ZADD pass in full memory.
-doing = 'ZREM'
-call('ZREM', out, '')
-put(out, ids, 0, 'XX')
-return wake(string.gsub(out, ':timeout$', ''), there)
+
+-- @include run

@@ -1,4 +1,4 @@
--- Releases a lock. `wake.lua` follows and wakes waiters. The body of a function of `batch.lua`, and the end of
+-- Releases a lock. `wake.lua` follows and wakes waiters. The body of `release_function.lua`, and the end of
 -- `release_alone.lua`. Both define its arguments: lock, a hash of one field: holder id -> hold count; holder, the id.
 --
 -- Reply  the number of subscribers that were woken   released

@@ -1,4 +1,4 @@
--- Releases a lock for a request that is alone in its call. `release.lua` and `wake.lua` follow.
+-- Releases a lock for a request that is alone in its call.
 --
 -- KEYS   lock    hash of one field: holder id -> hold count
 -- ARGV   holder id; 1 if the name has a brace, which takes as long to find as half a command
@@ -6,4 +6,8 @@
 --
 -- Twice is harmless, because `release.lua` is.
 
+-- @include common, publish
+
 local lock, holder, braced = KEYS[1], ARGV[1], ARGV[2]
+
+-- @include release, wake

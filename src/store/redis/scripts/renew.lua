@@ -1,4 +1,4 @@
--- Extends many locks that are still held by their holders. `noted.lua` and `fence_keep.lua` come before.
+-- Extends many locks that are still held by their holders.
 --
 -- KEYS   for each item: lock, and its fence if its step is F
 -- ARGV   ttl in ms, the time in ms to remember fencing tokens once the clock has passed them; the arguments of the
@@ -13,6 +13,8 @@
 --
 -- Twice is harmless: the time to live is set, not added to. It never makes a key. The PEXPIRE of a lock has no GT, so that
 -- it corrects a time to live that another client has removed or extended.
+
+-- @include common, check, noted, fence_keep
 
 local keys, args, byte = KEYS, ARGV, string.byte
 local ttl, retention = args[1], args[2]

@@ -1,5 +1,4 @@
 -- Gives up the place of a waiter for a read-write lock, and wakes the other side if the lock may be granted to it.
--- `rw_common.lua` and `rw_wake.lua` come before.
 --
 -- KEYS   lock
 --        own side   see `rw_acquire.lua`
@@ -8,21 +7,27 @@
 --
 -- Twice is harmless: the second run finds no place, or one of a later waiter, which it leaves alone.
 
-local lock, side, holder, writes = KEYS[1], KEYS[2], ARGV[1], ARGV[2] == 'write'
-local manager, number = string.match(holder, '^(.*):(%d+)')
-doing = 'GET'
-local by, latest = string.match(call('GET', side) or '', '^%-?%d+ (.+):(%d+)$')
-if not by or by ~= manager then
-  return 0
+-- @include common, check, publish, rw_common, rw_wake
+
+local function run()
+  local lock, side, holder, writes = KEYS[1], KEYS[2], ARGV[1], ARGV[2] == 'write'
+  local manager, number = string.match(holder, '^(.*):(%d+)')
+  doing = 'GET'
+  local by, latest = string.match(call('GET', side) or '', '^%-?%d+ (.+):(%d+)$')
+  if not by or by ~= manager then
+    return 0
+  end
+  if tonumber(latest) <= tonumber(number) then
+    doing = 'DEL'
+    call('DEL', side)
+  end
+  -- Also if a later waiter has the place: it came after waiters who can go now.
+  local mode = mode_of(lock)
+  if not mode or writes and mode == 'read' then
+    -- Redisson's clients do not wait for a place.
+    wake(lock, '0')
+  end
+  return 1
 end
-if tonumber(latest) <= tonumber(number) then
-  doing = 'DEL'
-  call('DEL', side)
-end
--- Also if a later waiter has the place: it came after waiters who can go now.
-local mode = mode_of(lock)
-if not mode or writes and mode == 'read' then
-  -- Redisson's clients do not wait for a place.
-  wake(lock, '0')
-end
-return 1
+
+-- @include run

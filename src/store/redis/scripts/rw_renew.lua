@@ -1,6 +1,5 @@
 -- Extends read-write locks that are still held by their holders. A holder that reads may be the writer here: the renewal may
 -- come late. One that writes must be the writer: a server can lose a change of the mode. `rw_common.lua`,
--- `noted.lua` and `fence_keep.lua` come before.
 --
 -- KEYS   for each item: lock, and the timeout key of the holder as a reader; and its fence if its step is F. Only the lock if
 --        it is H, and only the timeout key if it is T
@@ -16,58 +15,64 @@
 -- the reader, so that no writer can have had the lock since. T and H make no key: while a cluster moves the slot, a key that
 -- is missing here may be on the other server.
 
-local ttl, retention = ARGV[1], ARGV[2]
-whole(ttl, 1, LONGEST_TTL)
-whole(retention, 0, 9007199254740991)
+-- @include common, check, rw_common, noted, fence_keep
 
-local function renew(lock, timeout, fence, holder, writes)
-  local mode = mode_of(lock)
-  doing = 'HEXISTS'
-  if mode and call('HEXISTS', lock, holder .. ':write') == 1 then
-    doing = 'PEXPIRE'
-    call('PEXPIRE', lock, ttl)
-  elseif mode and not writes and call('HEXISTS', lock, holder) == 1 then
-    doing = 'PEXPIRE'
-    -- SET alone is refused in a full memory.
-    if timeout and call('PEXPIRE', timeout, ttl) == 0 then
-      doing = 'SET'
-      call('SET', timeout, '1', 'PX', ttl)
-    end
-    doing = 'PTTL'
-    local left = call('PTTL', lock)
-    doing = 'PEXPIRE'
-    if left < tonumber(ttl) then
+local function run()
+  local ttl, retention = ARGV[1], ARGV[2]
+  whole(ttl, 1, LONGEST_TTL)
+  whole(retention, 0, 9007199254740991)
+
+  local function renew(lock, timeout, fence, holder, writes)
+    local mode = mode_of(lock)
+    doing = 'HEXISTS'
+    if mode and call('HEXISTS', lock, holder .. ':write') == 1 then
+      doing = 'PEXPIRE'
       call('PEXPIRE', lock, ttl)
+    elseif mode and not writes and call('HEXISTS', lock, holder) == 1 then
+      doing = 'PEXPIRE'
+      -- SET alone is refused in a full memory.
+      if timeout and call('PEXPIRE', timeout, ttl) == 0 then
+        doing = 'SET'
+        call('SET', timeout, '1', 'PX', ttl)
+      end
+      doing = 'PTTL'
+      local left = call('PTTL', lock)
+      doing = 'PEXPIRE'
+      if left < tonumber(ttl) then
+        call('PEXPIRE', lock, ttl)
+      end
+    else
+      return noted(lock, holder) or (not mode or not writes and mode == 'read') and -1 or -2
     end
-  else
-    return noted(lock, holder) or (not mode or not writes and mode == 'read') and -1 or -2
+    if fence then
+      keep_fence(fence, retention)
+    end
+    return 0
   end
-  if fence then
-    keep_fence(fence, retention)
+
+  local reply, key = {}, 1
+  for item = 1, (#ARGV - 2) / 3 do
+    local at = item * 3
+    local step = ARGV[at + 2]
+    local lock, timeout, fence = KEYS[key], nil, nil
+    if step == 'T' then
+      doing = 'PEXPIRE'
+      reply[item] = call('PEXPIRE', lock, ttl) - 1
+    else
+      if step ~= 'H' then
+        key = key + 1
+        timeout = KEYS[key]
+      end
+      if step == 'F' then
+        key = key + 1
+        fence = KEYS[key]
+      end
+      local done, result = pcall(renew, lock, timeout, fence, ARGV[at], ARGV[at + 1] == 'write')
+      reply[item] = done and result or message(result)
+    end
+    key = key + 1
   end
-  return 0
+  return reply
 end
 
-local reply, key = {}, 1
-for item = 1, (#ARGV - 2) / 3 do
-  local at = item * 3
-  local step = ARGV[at + 2]
-  local lock, timeout, fence = KEYS[key], nil, nil
-  if step == 'T' then
-    doing = 'PEXPIRE'
-    reply[item] = call('PEXPIRE', lock, ttl) - 1
-  else
-    if step ~= 'H' then
-      key = key + 1
-      timeout = KEYS[key]
-    end
-    if step == 'F' then
-      key = key + 1
-      fence = KEYS[key]
-    end
-    local done, result = pcall(renew, lock, timeout, fence, ARGV[at], ARGV[at + 1] == 'write')
-    reply[item] = done and result or message(result)
-  end
-  key = key + 1
-end
-return reply
+-- @include run

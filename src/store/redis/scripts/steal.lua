@@ -1,4 +1,4 @@
--- Takes a lock from one holder for another. `note.lua` comes before, `fence.lua` and `steal_grant.lua` follow.
+-- Takes a lock from one holder for another.
 --
 -- KEYS   lock    hash of one field: holder id -> hold count
 --        note    see `note.lua`
@@ -11,38 +11,44 @@
 -- Twice is harmless: the second run finds the new holder and its fencing token. A late one finds neither the old nor the new
 -- holder. An old id that another client uses again is distinguished by the note, which names the new holder of the act.
 
-local lock, note, fence = KEYS[1], KEYS[2], KEYS[3]
-local holder, ttl, from = ARGV[1], ARGV[2], ARGV[3]
-local block, retention, span, now, newest, text, last = 1, '0', 0, nil, nil, nil, nil
-whole(ttl, 1, LONGEST_TTL)
-if fence then
-  block, retention = whole(ARGV[8], 1, 1000000), ARGV[9]
-  span = whole(retention, 0, 9007199254740991) * 50
-end
-doing = 'PTTL'
-local left, first, fresh = call('PTTL', lock), 0, false
-if left == -2 then
-  return -1
-end
-doing = 'HEXISTS'
-if call('HEXISTS', lock, 'mode') == 1 then
-  error(redis.error_reply(READ_WRITE))
-end
-if call('HEXISTS', lock, holder) == 1 then
+-- @include common, check, publish, noted, note
+
+local function run()
+  local lock, note, fence = KEYS[1], KEYS[2], KEYS[3]
+  local holder, ttl, from = ARGV[1], ARGV[2], ARGV[3]
+  local block, retention, span, now, newest, text, last = 1, '0', 0, nil, nil, nil, nil
+  whole(ttl, 1, LONGEST_TTL)
   if fence then
-    doing = 'GET'
-    last = tonumber(call('GET', fence))
-    if last and last >= block and last <= GROWS then
-      first = last - last % 1 - block + 1
+    block, retention = whole(ARGV[8], 1, 1000000), ARGV[9]
+    span = whole(retention, 0, 9007199254740991) * 50
+  end
+  doing = 'PTTL'
+  local left, first, fresh = call('PTTL', lock), 0, false
+  if left == -2 then
+    return -1
+  end
+  doing = 'HEXISTS'
+  if call('HEXISTS', lock, 'mode') == 1 then
+    error(redis.error_reply(READ_WRITE))
+  end
+  if call('HEXISTS', lock, holder) == 1 then
+    if fence then
+      doing = 'GET'
+      last = tonumber(call('GET', fence))
+      if last and last >= block and last <= GROWS then
+        first = last - last % 1 - block + 1
+      end
     end
+  else
+    if call('HEXISTS', lock, from) == 0 then
+      return -4 - left
+    end
+    if read_note(note).to == holder then
+      return -4 - left
+    end
+    fresh = true
   end
-else
-  if call('HEXISTS', lock, from) == 0 then
-    return -4 - left
-  end
-  if read_note(note).to == holder then
-    return -4 - left
-  end
-  fresh = true
+  -- @include fence, steal_grant
 end
 
+-- @include run

@@ -1,4 +1,4 @@
--- Leaves a note for the holder of a lock that the lock is wanted. `note.lua` comes before.
+-- Leaves a note for the holder of a lock that the lock is wanted.
 --
 -- KEYS   lock, note: see `note.lua`
 -- ARGV   holder id, author, reason, inbox, name
@@ -6,10 +6,16 @@
 --
 -- Twice is harmless: the note is the same, and hints may come twice.
 
-doing = 'HEXISTS'
-if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-  return 0
+-- @include common, check, publish, noted, note
+
+local function run()
+  doing = 'HEXISTS'
+  if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+    return 0
+  end
+  leave_note(KEYS[2], 'want', ARGV[1], '', ARGV[2], ARGV[3], '0')
+  tell(ARGV[4], ARGV[1], 'want ' .. ARGV[5])
+  return 1
 end
-leave_note(KEYS[2], 'want', ARGV[1], '', ARGV[2], ARGV[3], '0')
-tell(ARGV[4], ARGV[1], 'want ' .. ARGV[5])
-return 1
+
+-- @include run

@@ -104,11 +104,22 @@ async fn verified(all: &Sentinels, lease: &Lease, before: i64) {
     assert!(lease.check().is_ok());
 }
 
-/// Planned, or after the primary was killed.
+/// What begins a failover.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Cause {
+    Asked,
+    /// The primary waits for the replica, which Valkey can since version 9.
+    Coordinated,
+    Killed,
+}
+
 #[tokio::test]
 async fn failover_costs_no_lease_that_a_replica_has() {
-    for planned in [true, false] {
+    for cause in [Cause::Asked, Cause::Coordinated, Cause::Killed] {
         let all = own("").await;
+        if cause == Cause::Coordinated && all.servers[0].check_is("Valkey 9").is_err() {
+            continue;
+        }
         let leases = connect(&all, TTL).await;
         let lease = lock(&leases, "job").await;
         replicated(&all, "job").await;
@@ -118,11 +129,18 @@ async fn failover_costs_no_lease_that_a_replica_has() {
         });
         let old = all.primary_port();
         let end = expires(&all.servers[0], lease.name());
-        if planned {
-            let asked = all.sentinels[0].command(&["SENTINEL", "FAILOVER", kit::topology::SERVICE]);
-            assert_eq!(asked, kit::Reply::Text("OK".to_owned()));
-        } else {
-            all.servers[0].kill();
+        let words: &[&str] = match cause {
+            Cause::Asked => &[],
+            Cause::Coordinated => &["COORDINATED"],
+            Cause::Killed => {
+                all.servers[0].kill();
+                &[]
+            }
+        };
+        if cause != Cause::Killed {
+            let failover = ["SENTINEL", "FAILOVER", kit::topology::SERVICE];
+            let asked = all.sentinels[0].command(&[&failover[..], words].concat());
+            assert_eq!(asked, kit::Reply::Text("OK".to_owned()), "{cause:?}");
         }
         let all = failed_over(all, old).await;
         verified(&all, &lease, end).await;

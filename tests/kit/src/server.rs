@@ -89,6 +89,7 @@ impl Server {
         // Another process can take a port between the look at it and the server's bind.
         for _ in 0..20 {
             server.port = free_port();
+            server.choose_bus_port();
             match server.launch() {
                 Ok(()) => return server,
                 Err(Failure::PortTaken) => {}
@@ -100,6 +101,13 @@ impl Server {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Chooses the port at which a node of a cluster hears the others.
+    fn choose_bus_port(&mut self) {
+        if let Some(at) = self.options.iter().position(|option| option == "--cluster-port") {
+            self.options[at + 1] = free_port().to_string();
+        }
     }
 
     pub fn url(&self) -> String {

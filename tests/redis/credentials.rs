@@ -75,7 +75,8 @@ impl Vault {
         };
         sleep(self.delay).await;
         if request.is_sentinel() {
-            return Ok(Credentials::password("hunter-of-sentinels"));
+            let credentials = Credentials::password("hunter-of-sentinels").user("watcher");
+            return Ok(credentials.valid_for(Duration::from_secs(1)));
         }
         let password = match does {
             Does::Returns(password) => password,
@@ -454,7 +455,9 @@ fn servers_asked(vault: &Vault) -> BTreeSet<String> {
 async fn sentinels_and_servers_have_credentials_of_their_own() {
     let sentinels = Sentinels::start("");
     for sentinel in &sentinels.sentinels {
-        sentinel.command(&["ACL", "SETUSER", "default", "resetpass", ">hunter-of-sentinels"]);
+        let user = ["watcher", "on", ">hunter-of-sentinels", "~*", "&*", "+@all"];
+        assert_eq!(sentinel.command(&[&["ACL", "SETUSER"], &user[..]].concat()).error(), None);
+        sentinel.command(&["ACL", "SETUSER", "default", "-sentinel", "-subscribe"]);
     }
     let servers = &sentinels.servers;
     servers.iter().for_each(|server| set_user(server, ">hunter0"));
@@ -476,6 +479,15 @@ async fn sentinels_and_servers_have_credentials_of_their_own() {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
     assert!(vault.asked().iter().any(CredentialsRequest::is_sentinel));
+    // A connection that listens for a failover is there all the time, and is another one before its login lapses.
+    let listening = || connections_of(&sentinels.sentinels[0], "watcher", true);
+    eventually(LONG, || !listening().is_empty()).await;
+    let (first, start) = (listening(), Instant::now());
+    while start.elapsed() < T {
+        assert!(!listening().is_empty(), "after {:?}", start.elapsed());
+        sleep(millis(5)).await;
+    }
+    assert!(listening().is_disjoint(&first), "none was replaced");
     held.unlock().await.expect("held to its end");
     leases.close().await.expect("closed");
 }

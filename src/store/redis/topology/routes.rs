@@ -8,16 +8,18 @@ use super::slot_map::SlotMap;
 use crate::error::Result;
 use crate::store::Signal;
 use crate::store::redis::link::address::{Address, Served};
-use crate::store::redis::link::login::due;
+use crate::store::redis::link::successor::Successor;
 use crate::store::redis::link::url::{Sentinels, Topology};
 use crate::util::panics::{caught, run_wakers};
 use crate::util::sync::Mutex;
 use crate::util::trace;
 use fred::clients::SubscriberClient;
-use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
+use fred::interfaces::{EventInterface, PubsubInterface};
+use fred::types::Message;
 use fred::types::config::Server;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -68,9 +70,11 @@ impl Routes {
         });
         let kept = Arc::clone(&routes);
         let until = end.clone();
-        tokio::spawn(run_until(until, async move {
-            while caught("routes of a fleet", keep_map(&kept)).await.is_none() {}
-        }));
+        tokio::spawn(async move {
+            let keep =
+                async { while caught("routes of a fleet", keep_map(&kept)).await.is_none() {} };
+            until.run_until_cancelled(keep).await;
+        });
         if let Topology::Sentinel(sentinels) = &address.topology {
             for sentinel in &sentinels.servers {
                 tokio::spawn(watch_sentinel(
@@ -181,23 +185,40 @@ async fn watch_sentinel(
     end: CancellationToken,
 ) {
     let address = routes.address.of_sentinel(&sentinels, &sentinel);
+    let attempt = address.attempt;
     loop {
         // This is not cancelled half way, which would leave a connection behind.
-        if let Ok(Served { client, mut task, login }) = address.subscriber().await {
+        let mut next = address.subscriber().await.ok();
+        let mut before: Option<Served<SubscriberClient>> = None;
+        while let Some(mut served) = next.take() {
+            let mut successor = Successor::new(&address, served.login.clone());
             let listen = async {
+                let mut messages = served.client.message_rx();
+                let subscribe = served.client.subscribe("+switch-master");
+                let subscribed = timeout(attempt, subscribe).await;
+                if let Some(before) = before.take() {
+                    before.close(attempt).await;
+                }
+                subscribed.ok()?.ok()?;
                 tokio::select! {
                     // It ends with its connection.
-                    _ = &mut task => {}
-                    // The next one logs in again.
-                    () = due(login.as_ref()) => {}
-                    _ = caught("sentinels", listen_to_sentinel(&routes, &client, address.attempt)) => {}
+                    _ = &mut served.task => None,
+                    _ = caught("sentinels", pass_on(&routes, &mut messages)) => None,
+                    // It comes into use before the login of this one lapses.
+                    successor = successor.made() => Some(successor),
                 }
             };
-            run_until(end.clone(), listen).await;
-            if !task.is_finished() {
-                let _ = timeout(address.attempt, client.quit()).await;
-                task.abort();
+            next = end.run_until_cancelled(listen).await.flatten();
+            successor.abandon(attempt);
+            match &next {
+                // It hears of a failover until the next one does.
+                Some(_) => before = Some(served),
+                None if served.task.is_finished() => {}
+                None => served.close(attempt).await,
             }
+        }
+        if let Some(before) = before {
+            before.close(attempt).await;
         }
         tokio::select! {
             () = sleep(REFRESH_EVERY.0) => {}
@@ -206,23 +227,11 @@ async fn watch_sentinel(
     }
 }
 
-/// Listens until the connection is lost.
-async fn listen_to_sentinel(routes: &Routes, client: &SubscriberClient, attempt: Duration) {
-    let mut messages = client.message_rx();
-    let subscribed = timeout(attempt, client.subscribe("+switch-master")).await;
-    if !matches!(subscribed, Ok(Ok(()))) {
-        return;
-    }
+/// Has the sentinels asked now and for each message, until the connection is lost.
+async fn pass_on(routes: &Routes, messages: &mut Receiver<Message>) {
     routes.request_refresh();
     while !matches!(messages.recv().await, Err(RecvError::Closed)) {
         routes.request_refresh();
-    }
-}
-
-async fn run_until(end: CancellationToken, work: impl Future<Output = ()>) {
-    tokio::select! {
-        () = end.cancelled() => {}
-        () = work => {}
     }
 }
 
@@ -314,15 +323,5 @@ mod tests {
         assert_eq!(start.elapsed(), moment);
         routes.refresh(start + limit).await;
         assert_eq!(start.elapsed(), limit);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn work_goes_on_until_its_end() {
-        let end = CancellationToken::new();
-        let start = Instant::now();
-        run_until(end.clone(), sleep(Duration::from_secs(1))).await;
-        assert_eq!(start.elapsed(), Duration::from_secs(1));
-        end.cancel();
-        run_until(end, std::future::pending()).await;
     }
 }

@@ -429,6 +429,24 @@ async fn primary_not_named_before_counts_of_two_in_one_epoch() {
     }
 }
 
+/// The others are slow, as far away as they are, or because of a slow credentials provider.
+#[tokio::test]
+async fn sentinel_that_missed_the_failover_does_not_win_by_being_quick() {
+    let [old, new] = [(); 2].map(|()| Server::start());
+    let (stale, _) = sentinel((1, old.port(), old.port()), Duration::ZERO);
+    let [(one, _), (two, _)] =
+        [(); 2].map(|()| sentinel((2, new.port(), new.port()), Duration::from_millis(150)));
+    let leases = by(&[&stale, &one, &two]).await;
+    // Several times of asking.
+    for number in 0..60 {
+        let name = format!("job:{number}");
+        let lease = lock(&leases, &name).await;
+        assert!(has(&new, &name) && !has(&old, &name), "{number}");
+        lease.unlock().await.expect("released");
+        tokio::time::sleep(LATER).await;
+    }
+}
+
 /// After `SENTINEL REMOVE` and `MONITOR` epochs begin again; one sentinel that was forgotten still has the old one.
 #[tokio::test]
 async fn sentinel_that_was_forgotten_does_not_win_with_a_replica() {

@@ -16,38 +16,76 @@ use fred::interfaces::ClientLike;
 use fred::types::config::Server;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+/// How long sentinels may take at least, however short the time to live is.
+const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
 /// How long a server may take to report its own role.
 const ROLE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The epoch of the sentinels in which a server became the primary, and the server.
-type Named = (usize, Server);
+/// For how long the last answer of a sentinel counts while most of the others answer. Then a sentinel that is gone for good
+/// does not hold back one that was told to begin its epochs again.
+const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// The primaries of the newest epoch. While a failover ends there is more than one, of which the last is right.
+/// The epoch of the sentinels in which a server became the primary, and the server.
+#[derive(Clone, Debug)]
+struct Named {
+    epoch: usize,
+    server: Server,
+}
+
+/// Which server the sentinels name. A sentinel that is late, or silent now, is not forgotten: the quickest may be the one that
+/// has missed the failover.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Succession(Arc<Mutex<State>>);
+
 #[derive(Debug, Default)]
-pub(super) struct Succession(Mutex<(usize, Vec<Server>)>);
+struct State {
+    /// The last answer of each sentinel, and when it came.
+    answers: HashMap<Server, (Named, Instant)>,
+    newest: usize,
+    /// The primaries that were chosen in the newest epoch. While a failover ends there is more than one, of which the last
+    /// is right.
+    chosen: Vec<Server>,
+}
 
 impl Succession {
-    /// Returns the servers that the sentinels name, the best first: by the newest epoch, and within an epoch first servers
-    /// that were not chosen in it before, then the current primary.
-    fn order(&self, mut named: Vec<Named>, known: &SlotMap) -> Vec<Server> {
-        let newest = named.iter().map(|(epoch, _)| *epoch).max().unwrap_or_default();
-        let mut last = self.0.lock();
-        if last.0 != newest {
-            *last = (newest, Vec::new());
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock()
+    }
+
+    /// Keeps the answer of a sentinel, however late it is.
+    fn answered(&self, sentinel: Server, named: Named) {
+        self.lock().answers.insert(sentinel, (named, Instant::now()));
+    }
+
+    /// Returns the servers that `sentinels` sentinels name, the best first: by the newest epoch, and within an epoch first
+    /// servers that were not chosen in it before, then the current primary.
+    fn order(&self, sentinels: usize, known: &SlotMap) -> Vec<Server> {
+        let mut state = self.lock();
+        let is_recent = |at: &Instant| at.elapsed() < REMEMBERED;
+        if state.answers.values().filter(|(_, at)| is_recent(at)).count() > sentinels / 2 {
+            state.answers.retain(|_, (_, at)| is_recent(at));
         }
-        // Even if the sentinels that named it are silent now.
-        let current = known.servers.iter().filter(|server| last.1.contains(server));
-        named.extend(current.map(|server| (newest, server.clone())));
-        named.sort_by_key(|(epoch, server)| {
+        let mut named: Vec<Named> =
+            state.answers.values().map(|(named, _)| named.clone()).collect();
+        let newest = named.iter().map(|named| named.epoch).max().unwrap_or_default();
+        if state.newest != newest {
+            state.newest = newest;
+            state.chosen.clear();
+        }
+        let current = known.servers.iter().filter(|server| state.chosen.contains(server));
+        named.extend(current.map(|server| Named { epoch: newest, server: server.clone() }));
+        named.sort_by_key(|Named { epoch, server }| {
             let current = known.servers.contains(server);
-            let rank = if current { 1 } else { 2 * u8::from(last.1.contains(server)) };
+            let rank = if current { 1 } else { 2 * u8::from(state.chosen.contains(server)) };
             (Reverse(*epoch), rank)
         });
         let mut servers = Vec::new();
-        for (_, server) in named {
+        for Named { server, .. } in named {
             if !servers.contains(&server) {
                 servers.push(server);
             }
@@ -56,9 +94,9 @@ impl Succession {
     }
 
     fn chosen(&self, server: &Server) {
-        let mut last = self.0.lock();
-        if !last.1.contains(server) {
-            last.1.push(server.clone());
+        let mut state = self.lock();
+        if !state.chosen.contains(server) {
+            state.chosen.push(server.clone());
         }
     }
 }
@@ -73,13 +111,19 @@ pub(super) async fn ask_sentinels(
     let ask = |sentinel: Server| {
         let address = address.of_sentinel(sentinels, &sentinel);
         let service = sentinels.service.clone();
-        async move { ask_sentinel(&address, service).await.map_err(explain_denied) }
+        let succession = succession.clone();
+        async move {
+            let named = ask_sentinel(&address, service).await.map_err(explain_denied)?;
+            succession.answered(sentinel, named);
+            Ok(())
+        }
     };
-    let (named, error) = panel.ask(sentinels.servers.clone(), None, ask).await;
-    let mut servers = succession.order(named, known);
-    if servers.is_empty() {
+    let limit = address.attempt.max(SHORTEST_LIMIT);
+    let (answers, error) = panel.ask(sentinels.servers.clone(), Some(limit), ask).await;
+    if answers.is_empty() {
         return Err(error);
     }
+    let mut servers = succession.order(sentinels.servers.len(), known);
     let current = known.servers.iter().filter(|server| !servers.contains(server));
     servers.extend(current.cloned().collect::<Vec<_>>());
     let mut best = &servers[0];
@@ -116,6 +160,7 @@ async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
     let epoch = epoch.map_err(refused)?;
     let server = server.map_err(refused)?;
     let named = config_epoch(epoch).zip(primary(server));
+    let named = named.map(|(epoch, server)| Named { epoch, server });
     named.ok_or_else(|| Error::protocol("unexpected reply of a sentinel; is it a Redis Sentinel?"))
 }
 
@@ -169,9 +214,12 @@ mod tests {
         Server::new(name, 1)
     }
 
-    fn best(succession: &Succession, known: &str, named: &[(usize, &str)]) -> String {
-        let named = named.iter().map(|(epoch, name)| (*epoch, server(name))).collect();
-        let best = succession.order(named, &SlotMap::of_one(server(known))).remove(0);
+    /// What sentinels answer, each an epoch and a server.
+    fn best(succession: &Succession, known: &str, answers: &[(&str, usize, &str)]) -> String {
+        for (sentinel, epoch, name) in answers {
+            succession.answered(server(sentinel), Named { epoch: *epoch, server: server(name) });
+        }
+        let best = succession.order(3, &SlotMap::of_one(server(known))).remove(0);
         succession.chosen(&best);
         best.host.to_string()
     }
@@ -179,25 +227,40 @@ mod tests {
     #[test]
     fn primary_of_the_newest_epoch_counts() {
         let succession = Succession::default();
-        let named = [(3, "a"), (2, "b"), (3, "a"), (5, "d"), (4, "e")];
-        assert_eq!(best(&succession, "a", &named), "d");
-        assert_eq!(best(&succession, "d", &named), "d");
-        assert_eq!(best(&succession, "d", &[(2, "b")]), "b", "no sentinel reports a newer epoch");
+        let answers = [("1", 3, "a"), ("2", 2, "b"), ("3", 5, "d")];
+        assert_eq!(best(&succession, "a", &answers), "d");
+        assert_eq!(best(&succession, "d", &answers), "d");
+        assert_eq!(best(&succession, "d", &[("2", 4, "b")]), "d", "a newer one is known");
+    }
+
+    /// Other sentinels are silent, or late.
+    #[tokio::test(start_paused = true)]
+    async fn sentinel_that_missed_the_failover_never_wins_alone() {
+        let succession = Succession::default();
+        let before = [("1", 1, "a"), ("2", 1, "a"), ("3", 1, "a")];
+        assert_eq!(best(&succession, "a", &before), "a");
+        assert_eq!(best(&succession, "a", &[("2", 2, "b"), ("3", 2, "b")]), "b");
+        for _ in 0..3 {
+            tokio::time::sleep(REMEMBERED).await;
+            assert_eq!(best(&succession, "b", &[("1", 1, "a")]), "b");
+        }
+        // Epochs begin again: most agree on that, and one is gone.
+        assert_eq!(best(&succession, "b", &[("1", 0, "c"), ("2", 0, "c")]), "c");
     }
 
     /// The order of the answers does not matter.
     #[test]
     fn epoch_shared_by_two_goes_to_the_new_one_and_none_comes_back() {
-        for order in [[(1, "a"), (1, "b")], [(1, "b"), (1, "a")]] {
+        for order in [[("1", 1, "a"), ("2", 1, "b")], [("2", 1, "b"), ("1", 1, "a")]] {
             let succession = Succession::default();
-            assert_eq!(best(&succession, "a", &[(1, "a")]), "a");
+            assert_eq!(best(&succession, "a", &[("1", 1, "a"), ("2", 1, "a")]), "a");
             assert_eq!(best(&succession, "a", &order), "b");
             for _ in 0..3 {
                 assert_eq!(best(&succession, "b", &order), "b");
-                assert_eq!(best(&succession, "b", &[(1, "a")]), "b");
+                assert_eq!(best(&succession, "b", &[("1", 1, "a")]), "b");
             }
             // The next failover may go back.
-            assert_eq!(best(&succession, "b", &[(2, "a"), (1, "b")]), "a");
+            assert_eq!(best(&succession, "b", &[("1", 2, "a"), ("2", 1, "b")]), "a");
         }
     }
 }

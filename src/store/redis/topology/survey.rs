@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-/// How long the other servers may take once one has answered.
+/// How long the other servers may take once most have answered.
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Servers that are asked again and again. A silent server is waited for only once, and has at most one request at a
@@ -38,7 +38,8 @@ impl Panel {
     }
 
     /// Asks all these servers, and waits for those that are not known to be silent, or for one if all are, but no longer
-    /// than the limit. Returns the answers in the order in which they came, and the error to return if there are none.
+    /// than the limit. One that is quick does not decide alone: the others have time until most have answered, and a little
+    /// more. Returns the answers in the order in which they came, and the error to return if there are none.
     pub(super) async fn ask<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         servers: Vec<Server>,
@@ -46,6 +47,7 @@ impl Panel {
         ask: impl Fn(Server) -> F,
     ) -> (Vec<T>, Error) {
         let (sender, mut answers) = mpsc::unbounded_channel();
+        let most = servers.len() / 2 + 1;
         let mut awaited = HashSet::new();
         for server in servers {
             let status = {
@@ -70,14 +72,18 @@ impl Panel {
                 let answer = caught("question to a server", answer);
                 let answer = answer.await.unwrap_or_else(|| Err(none_reachable()));
                 let failed = answer.as_ref().is_err_and(Error::is_unavailable);
-                let silent = failed || start.elapsed() > PATIENCE;
-                panel.lock().insert(server.clone(), Status { asked: false, silent });
+                // Slow is only who comes too late for the others.
+                let in_time = !sender.is_closed() || start.elapsed() <= PATIENCE;
+                panel
+                    .lock()
+                    .insert(server.clone(), Status { asked: false, silent: failed || !in_time });
                 let _ = sender.send((server, answer));
             });
         }
         drop(sender);
         let mut found = Vec::new();
         let mut worst = none_reachable();
+        let mut answered = 0;
         let mut until = limit.map(|limit| Instant::now() + limit);
         while found.is_empty() || !awaited.is_empty() {
             tokio::select! {
@@ -86,14 +92,14 @@ impl Panel {
                     None => break,
                     Some((server, answer)) => {
                         awaited.remove(&server);
+                        answered += 1;
                         match answer {
-                            Ok(answer) => {
-                                if found.is_empty() {
-                                    until = Some(Instant::now() + PATIENCE);
-                                }
-                                found.push(answer);
-                            }
+                            Ok(answer) => found.push(answer),
                             Err(error) => keep_worst(&mut worst, error),
+                        }
+                        if answered >= most && !found.is_empty() {
+                            let soon = Instant::now() + PATIENCE;
+                            until = Some(until.map_or(soon, |until| until.min(soon)));
                         }
                     }
                 },
@@ -170,7 +176,7 @@ mod tests {
         let (panel, ms) = (Panel::default(), Duration::from_millis);
         let all = [("a", 5), ("b", NEVER), ("c", 20)];
         let two = vec![server("a"), server("c")];
-        assert_eq!(asked(&panel, &all).await, (two.clone(), ms(5) + PATIENCE));
+        assert_eq!(asked(&panel, &all).await, (two.clone(), ms(20) + PATIENCE));
         assert_eq!(asked(&panel, &all).await, (two.clone(), ms(20)), "b has a question before it");
         sleep(ms(NEVER)).await;
         assert_eq!(asked(&panel, &[("a", 5), ("b", 50), ("c", 20)]).await, (two, ms(20)));
@@ -178,6 +184,21 @@ mod tests {
         sleep(ms(100)).await;
         let three = ["a", "c", "b"].map(server).to_vec();
         assert_eq!(asked(&panel, &[("a", 5), ("b", 50), ("c", 20)]).await, (three, ms(50)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn quick_server_does_not_decide_alone() {
+        let (panel, ms) = (Panel::default(), Duration::from_millis);
+        let all = [("a", 5), ("b", 600), ("c", 650)];
+        let three = ["a", "b", "c"].map(server).to_vec();
+        // However often: who answers while the others are awaited is not silent.
+        for _ in 0..3 {
+            assert_eq!(asked(&panel, &all).await, (three.clone(), ms(650)));
+        }
+        let slow = [("a", 600), ("b", 600), ("c", 600)];
+        for _ in 0..3 {
+            assert_eq!(asked(&panel, &slow).await.1, ms(600));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -37,7 +37,7 @@ impl Credentials {
         Self { user: None, password: None, valid_for: None }
     }
 
-    /// Sets the user.
+    /// Sets the user. Without a password it has no effect.
     ///
     /// Defaults to the default user of the server.
     pub fn user(mut self, user: impl Into<String>) -> Self {
@@ -196,6 +196,10 @@ impl CredentialsProvider for PasswordFile {
             return Ok(Credentials::none());
         }
         let path = self.path.display();
+        // Opening a pipe would wait for a writer, perhaps forever.
+        if std::fs::metadata(&self.path).is_ok_and(|found| !found.is_file()) {
+            return Err(format!("the password file {path} is no regular file").into());
+        }
         // On the thread of the provider, which may block. An error of the system shows no content.
         let text = std::fs::read_to_string(&self.path)
             .map_err(|error| format!("the password file {path} cannot be read: {error}"))?;
@@ -258,5 +262,18 @@ mod tests {
         assert!(error.contains("cannot be read") && !error.contains("hunter"), "{error}");
         let missing = PasswordFile::new("/no/such/file").credentials(request()).await;
         assert!(missing.unwrap_err().to_string().contains("/no/such/file cannot be read"));
+    }
+
+    /// Opening it would wait for a writer.
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn password_file_that_is_a_pipe_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for path in [pipe.as_path(), folder.path()] {
+            let error = PasswordFile::new(path).credentials(request()).await.unwrap_err();
+            assert!(error.to_string().ends_with("is no regular file"), "{error}");
+        }
     }
 }

@@ -82,7 +82,7 @@ impl Provider {
             // The thread has ended, and the call with it.
             Ok(Err(_)) => {
                 self.0.calls.0.lock().remove(request);
-                Err(failed("has ended with a panic; it is started again"))
+                Err(failed("has ended; it is started again"))
             }
             Err(_) => Err(late(limit)),
         }
@@ -162,24 +162,24 @@ fn start(
     provider: Arc<dyn CredentialsProvider>,
     calls: Arc<Calls>,
 ) -> Result<mpsc::UnboundedSender<Call>> {
-    let no_thread = |error: std::io::Error| {
-        Error::new(ErrorKind::Unavailable, format!("{FAILED}has no thread: starting one failed"))
-            .with_fate(Fate::NotExecuted)
-            .with_source(error)
-    };
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
     let (sender, mut inbox) = mpsc::unbounded_channel::<Call>();
     std::thread::Builder::new()
         .name("leasehold-creds".into())
         .spawn(move || {
+            // Made here: a runtime cannot be dropped in a task, as it would be if there is no thread for it.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            // Without one the calls end with the inbox.
+            let Ok(runtime) = runtime else { return };
             runtime.block_on(async {
                 while let Some(call) = inbox.recv().await {
                     tokio::spawn(answer(Arc::clone(&provider), Arc::clone(&calls), call));
                 }
             });
         })
-        .map_err(no_thread)?;
+        .map_err(|error| {
+            let failure = failed("has no thread: starting one failed");
+            failure.with_source(error)
+        })?;
     Ok(sender)
 }
 

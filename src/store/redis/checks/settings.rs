@@ -288,7 +288,9 @@ fn judge(
             ),
         );
     }
-    if deployment != Deployment::Fleet && field("redis_mode") == Some("cluster") {
+    // As Redis and as Valkey 9 name it.
+    let mode = field("redis_mode").or_else(|| field("server_mode"));
+    if deployment != Deployment::Fleet && mode == Some("cluster") {
         find(
             Check::ClusterMode,
             "is in cluster mode, where requests for names of several slots cannot share a call, so they and their \
@@ -353,7 +355,7 @@ mod tests {
         assert_eq!(checks(FIT, 1, Deployment::Alone), [Check::Replicas]);
         assert_eq!(checks(&one, 0, Deployment::Fleet), [Check::Failover]);
         assert_eq!(checks(FIT, 0, Deployment::Fleet), [], "nothing replaces it");
-        let cluster = format!("redis_mode:cluster\r\n{FIT}");
+        let cluster = format!("server_mode:cluster\r\n{FIT}");
         assert_eq!(checks(&cluster, 0, Deployment::Alone), [Check::ClusterMode]);
         assert_eq!(checks(&cluster, 1, Deployment::Fleet), [Check::Replicas]);
         assert_eq!(checks(&one, 1, Deployment::Fleet), []);

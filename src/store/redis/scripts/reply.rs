@@ -262,6 +262,9 @@ pub(in crate::store::redis) fn classify(text: &str) -> Error {
         ),
         "CROSSSLOT" => (Invalid, "the name's keys fall into different cluster slots"),
         "LEASEHOLD" => (Invalid, "the lock script refused its arguments"),
+        "ERR" if text.contains("unauthenticated") => {
+            (Invalid, "the user or password is longer than the server reads before a login (16 kB)")
+        }
         "ERR" if text.contains("max number of clients") => {
             (Unavailable, "the server accepts no more clients")
         }
@@ -395,6 +398,7 @@ mod tests {
                 NotExecuted,
             ),
             ("ERR invalid password", Denied, NotExecuted),
+            ("ERR Protocol error: unauthenticated bulk length", Invalid, NotExecuted),
             ("ERR DB index is out of range", Invalid, NotExecuted),
             ("ERR SELECT is not allowed in cluster mode", Invalid, NotExecuted),
             (

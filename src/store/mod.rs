@@ -43,8 +43,8 @@ pub use contract::verdict::{
     WaitingManager,
 };
 pub use memory::MemoryStore;
-pub(crate) use quorum::NodeOpener;
 pub use quorum::{NoMajority, NodeVerdict, Quorum};
+pub(crate) use quorum::{NodeOpener, open_quorum};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
 #[cfg(feature = "zookeeper")]

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::redis::{Address, RedisStore};
 #[cfg(feature = "zookeeper")]
 use crate::store::zookeeper::{Address as ZooKeeperAddress, ZooKeeperStore};
-use crate::store::{MemoryStore, NodeOpener, Quorum, Store};
+use crate::store::{MemoryStore, NodeOpener, Quorum, Store, open_quorum};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -168,7 +168,7 @@ impl Backend {
     /// Connects, on the current runtime.
     pub(crate) async fn open(self, clock: Clock) -> Result<Arc<dyn Store>> {
         match self {
-            Self::Quorum(nodes) => Ok(Arc::new(open_quorum(nodes, clock).await?)),
+            Self::Quorum(nodes) => Ok(Arc::new(open_nodes(nodes, clock).await?)),
             one => one.open_one(clock).await,
         }
     }
@@ -189,7 +189,7 @@ impl Backend {
     }
 }
 
-async fn open_quorum(nodes: Vec<Backend>, clock: Clock) -> Result<Quorum> {
+async fn open_nodes(nodes: Vec<Backend>, clock: Clock) -> Result<Quorum> {
     let opener = |node: Backend| -> NodeOpener {
         let clock = clock.clone();
         Box::new(move || {
@@ -199,7 +199,7 @@ async fn open_quorum(nodes: Vec<Backend>, clock: Clock) -> Result<Quorum> {
         })
     };
     let openings = nodes.into_iter().map(opener).collect();
-    Quorum::open(openings, clock).await
+    open_quorum(openings, clock).await
 }
 
 impl Quorum {
@@ -242,7 +242,7 @@ impl Quorum {
         let backend = Backend::parse(urls, &options.common()?)?;
         let clock = if backend.dedicated_thread() { Clock::system() } else { Clock::tokio() };
         match backend {
-            Backend::Quorum(nodes) => in_task(open_quorum(nodes, clock)).await,
+            Backend::Quorum(nodes) => in_task(open_nodes(nodes, clock)).await,
             _ => Err(Error::invalid(
                 "one URL is no quorum; write 3 to 15 of them with a comma between two",
             )),

@@ -31,85 +31,82 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Opens one node.
 pub(crate) type NodeOpener = Box<dyn Fn() -> StoreFuture<Arc<dyn Store>> + Send + Sync>;
 
-impl Quorum {
-    /// Opens all nodes at once. If those that are down are a minority, opens them later in the background.
-    ///
-    /// Fails if a node refuses the credentials or has invalid settings.
-    pub(crate) async fn open(openers: Vec<NodeOpener>, clock: Clock) -> Result<Self> {
-        let count = openers.len();
-        let mut tasks = JoinSet::new();
-        for (index, opener) in openers.into_iter().enumerate() {
-            tasks.spawn(async move {
-                let opened = open(&opener).await;
-                (index, opener, opened)
-            });
-        }
-        let mut nodes: Vec<Option<Arc<dyn Store>>> = vec![None; count];
-        let mut ids = vec![None; count];
-        let mut missing = Vec::new();
-        let mut wrong = None;
-        let mut unfit = Vec::new();
-        while let Some(task) = tasks.join_next().await {
-            let gone = |error| {
-                Error::new(
-                    ErrorKind::Unavailable,
-                    "the task that opens a node has panicked, or its runtime has ended",
-                )
-                .with_source(error)
-            };
-            match task.map_err(gone)? {
-                (index, _, Ok((store, id))) => {
-                    if let Some(same) = ids.iter().position(|known| id.is_some() && *known == id) {
-                        wrong.get_or_insert_with(|| same_server_error(same, index));
-                    }
-                    nodes[index] = Some(store);
-                    ids[index] = id;
-                }
-                (index, opener, Err(error)) if is_down(&error) => {
-                    missing.push((index, opener, error));
-                }
-                (index, _, Err(error)) => match Unfit::of(&error) {
-                    Some(found) => unfit.push((index, found.clone())),
-                    None => wrong = Some(error),
-                },
-            }
-        }
-        if !unfit.is_empty() {
-            unfit.sort_by_key(|(index, _)| *index);
-            let findings = unfit.iter().flat_map(|(_, unfit)| unfit.findings());
-            let findings = findings.cloned().collect();
-            wrong.get_or_insert_with(|| Unfit::error(findings));
-        }
-        let opened = || nodes.iter().flatten().cloned().collect::<Vec<_>>();
-        if let Some(error) = wrong {
-            close_all(opened()).await;
-            return Err(error);
-        }
-        if count - missing.len() < majority(count) {
-            close_all(opened()).await;
-            let mut verdicts = vec![NodeVerdict::Answered("up"); count];
-            for (index, _, error) in missing {
-                verdicts[index] = NodeVerdict::Failed(error);
-            }
-            return Err(NoMajority { verdicts }.into());
-        }
-        let open_nodes: OpenNodes =
-            Arc::new(AsyncMutex::new(nodes.iter().map(downgrade).collect()));
-        let abilities = common_abilities(&nodes);
-        for (index, opener, error) in missing {
-            trace::later(
-                Level::WARN,
-                || move || tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background"),
-            );
-            nodes[index] = Some(PendingNode::start(
-                opener,
-                abilities,
-                clock.clone(),
-                Position { index, open_nodes: open_nodes.clone() },
-            ));
-        }
-        Self::new(nodes.into_iter().flatten().collect())
+/// Opens all nodes at once. If those that are down are a minority, opens them later in the background.
+///
+/// Fails if a node refuses the credentials or has invalid settings.
+pub(crate) async fn open_quorum(openers: Vec<NodeOpener>, clock: Clock) -> Result<Quorum> {
+    let count = openers.len();
+    let mut tasks = JoinSet::new();
+    for (index, opener) in openers.into_iter().enumerate() {
+        tasks.spawn(async move {
+            let opened = open(&opener).await;
+            (index, opener, opened)
+        });
     }
+    let mut nodes: Vec<Option<Arc<dyn Store>>> = vec![None; count];
+    let mut ids = vec![None; count];
+    let mut missing = Vec::new();
+    let mut wrong = None;
+    let mut unfit = Vec::new();
+    while let Some(task) = tasks.join_next().await {
+        let gone = |error| {
+            Error::new(
+                ErrorKind::Unavailable,
+                "the task that opens a node has panicked, or its runtime has ended",
+            )
+            .with_source(error)
+        };
+        match task.map_err(gone)? {
+            (index, _, Ok((store, id))) => {
+                if let Some(same) = ids.iter().position(|known| id.is_some() && *known == id) {
+                    wrong.get_or_insert_with(|| same_server_error(same, index));
+                }
+                nodes[index] = Some(store);
+                ids[index] = id;
+            }
+            (index, opener, Err(error)) if is_down(&error) => {
+                missing.push((index, opener, error));
+            }
+            (index, _, Err(error)) => match Unfit::of(&error) {
+                Some(found) => unfit.push((index, found.clone())),
+                None => wrong = Some(error),
+            },
+        }
+    }
+    if !unfit.is_empty() {
+        unfit.sort_by_key(|(index, _)| *index);
+        let findings = unfit.iter().flat_map(|(_, unfit)| unfit.findings());
+        let findings = findings.cloned().collect();
+        wrong.get_or_insert_with(|| Unfit::error(findings));
+    }
+    let opened = || nodes.iter().flatten().cloned().collect::<Vec<_>>();
+    if let Some(error) = wrong {
+        close_all(opened()).await;
+        return Err(error);
+    }
+    if count - missing.len() < majority(count) {
+        close_all(opened()).await;
+        let mut verdicts = vec![NodeVerdict::Answered("up"); count];
+        for (index, _, error) in missing {
+            verdicts[index] = NodeVerdict::Failed(error);
+        }
+        return Err(NoMajority { verdicts }.into());
+    }
+    let open_nodes: OpenNodes = Arc::new(AsyncMutex::new(nodes.iter().map(downgrade).collect()));
+    let abilities = common_abilities(&nodes);
+    for (index, opener, error) in missing {
+        trace::later(
+            Level::WARN,
+            || move || tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background"),
+        );
+        nodes[index] = Some(PendingNode::start(
+            opener,
+            abilities,
+            clock.clone(),
+            Position { index, open_nodes: open_nodes.clone() },
+        ));
+    }
+    Quorum::new(nodes.into_iter().flatten().collect())
 }
 
 /// The nodes that are open, by their position. Locked while one is admitted, so that two are not admitted at once.
@@ -457,7 +454,7 @@ mod tests {
 
     async fn open_all(servers: &[Server]) -> Result<Quorum> {
         let openers = servers.iter().map(Server::opener).collect();
-        Quorum::open(openers, servers[0].store.clock()).await
+        open_quorum(openers, servers[0].store.clock()).await
     }
 
     fn up_and(down: &[ErrorKind], count: usize) -> Vec<Server> {

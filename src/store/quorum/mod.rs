@@ -15,7 +15,7 @@ mod renew;
 mod tally;
 mod wake;
 
-pub(crate) use connect::NodeOpener;
+pub(crate) use connect::{NodeOpener, open_quorum};
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{

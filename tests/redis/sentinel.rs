@@ -431,7 +431,7 @@ async fn primary_not_named_before_counts_of_two_in_one_epoch() {
 
 /// The others are slow, as far away as they are, or because of a slow credentials provider.
 #[tokio::test]
-async fn sentinel_that_missed_the_failover_does_not_win_by_being_quick() {
+async fn sentinel_that_missed_a_failover_does_not_win_by_speed() {
     let [old, new] = [(); 2].map(|()| Server::start());
     let (stale, _) = sentinel((1, old.port(), old.port()), Duration::ZERO);
     let [(one, _), (two, _)] =

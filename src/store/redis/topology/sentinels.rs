@@ -27,7 +27,7 @@ const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
 const ROLE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// For how long the last answer of a sentinel counts while most of the others answer. Then a sentinel that is gone for good
-/// does not hold back one that was told to begin its epochs again.
+/// does not hold back the others after `SENTINEL REMOVE`, which begins the epochs again.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// The epoch of the sentinels in which a server became the primary, and the server.

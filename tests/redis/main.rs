@@ -27,6 +27,7 @@ mod steal;
 mod subscriptions;
 mod tls;
 mod wait;
+mod waiting_runtimes;
 mod wire;
 
 use kit::{Reply, Server};

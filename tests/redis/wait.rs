@@ -272,6 +272,19 @@ async fn waiter_without_a_right_to_the_channel_polls() {
     }
 }
 
+/// Waits until the connection for wake-ups of a waiting runtime is there, beside those of this many inboxes, and has the
+/// channels of these names.
+async fn until_at_runtime(connection: &mut Resp, inboxes: usize, names: &[impl AsRef<str>]) {
+    eventually(LONG, || {
+        let list = connection.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).text();
+        let has_all = list.contains(&format!(" sub={} ", names.len()));
+        let mut subscribed =
+            names.iter().map(|name| subscribers(connection, &channel(name.as_ref())));
+        list.lines().count() == inboxes + 1 && has_all && subscribed.all(|count| count == 1)
+    })
+    .await;
+}
+
 /// As behind a router that forgets connections on which nothing moves: nobody is told, and new ones work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subscription_gone_silent_is_replaced_while_somebody_waits() {
@@ -289,11 +302,11 @@ async fn subscription_gone_silent_is_replaced_while_somebody_waits() {
     let lease = lock(&here, "job").await;
     let waiter = wait_for(&there, "job");
     waits(&server, "job").await;
+    // One of each manager, for its inbox, and one of this runtime, which waits.
+    eventually(LONG, || ids().len() == 3).await;
     let before = ids();
-    // One of each manager, for its inbox too.
-    assert_eq!(before.len(), 2);
     proxy.silence_subscribers();
-    eventually(LONG, || ids().iter().any(|id| !before.contains(id))).await;
+    eventually(LONG, || ids().iter().filter(|id| !before.contains(id)).count() == 2).await;
     // Polling would come too late.
     let mut connection = server.connection();
     eventually(LONG, || subscribers(&mut connection, &channel("job")) >= 1).await;
@@ -321,7 +334,7 @@ async fn waiter_is_subscribed_once_after_an_outage_however_long() {
             }
         });
         let mut connection = server.connection();
-        eventually(LONG, || subscribers(&mut connection, &channel("job")) == 1).await;
+        until_at_runtime(&mut connection, 1, &["job"]).await;
         proxy.set(mode);
         eventually(LONG, || reported.load(Ordering::Relaxed) >= 5).await;
         connection.command(&["CONFIG", "RESETSTAT"]);
@@ -380,17 +393,16 @@ async fn waiters_of_all_names_are_woken_and_subscribed_on_reconnect() {
         lock_by_hand(&server, name, Duration::from_secs(30));
         waiters.push(wait_for(&leases, name));
     }
-    let subscribed = |connection: &mut Resp| {
-        names.iter().all(|name| subscribers(connection, &channel(name)) == 1)
-    };
-    eventually(LONG, || subscribed(&mut connection)).await;
+    until_at_runtime(&mut connection, 1, &names).await;
     settled(&server).await;
     // Half of them become free while no client listens.
     connection.send(&["CLIENT", "KILL", "TYPE", "pubsub"]).expect("sent");
     for name in &names[..NAMES / 2] {
         connection.send(&["DEL", name]).expect("sent");
     }
-    for _ in 0..=NAMES / 2 {
+    // That of the inbox, and that of this runtime.
+    assert_eq!(connection.receive().expect("a reply"), Reply::Int(2));
+    for _ in 0..NAMES / 2 {
         assert_eq!(connection.receive().expect("a reply"), Reply::Int(1));
     }
     let still = waiters.split_off(NAMES / 2);
@@ -489,8 +501,9 @@ async fn waiters_by_the_ten_thousand_share_one_subscription() {
         waits(&server, &format!("other:{i}")).await;
     }
     let list = connection.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).text();
-    assert_eq!(list.lines().count(), 1, "{list}");
-    assert!(list.contains(" sub=22 "), "{list}");
+    // The other one has the inbox.
+    assert_eq!(list.lines().count(), 2, "{list}");
+    assert!(list.contains(" sub=21 ") && list.contains(" sub=1 "), "{list}");
 
     waiters.shutdown().await;
     eventually(LONG, || channels(&mut connection).is_empty()).await;
@@ -510,13 +523,18 @@ async fn subscription_outlives_its_last_waiter_for_a_moment() {
     let leases = connect(patient(), &server).await;
     lock_by_hand(&server, "job", LONG);
     let mut connection = server.connection();
-    // The inbox of the manager.
-    eventually(LONG, || calls(&mut connection, "subscribe") == 1).await;
+    // Until this runtime has a connection of its own.
+    lock_by_hand(&server, "first", LONG);
+    let first = wait_for(&leases, "first");
+    until_at_runtime(&mut connection, 1, &["first"]).await;
+    first.abort();
+    eventually(LONG, || channels(&mut connection).is_empty()).await;
+    connection.command(&["CONFIG", "RESETSTAT"]);
     for _ in 0..3 {
         let granted = leases.lock("job").lock_timeout(millis(50)).await.expect("an answer");
         assert!(granted.is_none(), "held by hand");
     }
-    assert_eq!(calls(&mut connection, "subscribe"), 2);
+    assert_eq!(calls(&mut connection, "subscribe"), 1);
     eventually(LONG, || channels(&mut connection).is_empty()).await;
     assert_eq!(calls(&mut connection, "unsubscribe"), 1);
 }

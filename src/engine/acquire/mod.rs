@@ -617,7 +617,9 @@ impl<'core> AcquireLoop<'_, 'core> {
         holder: HolderId,
         last: Asked,
     ) {
-        if let Some(wakeups) = &last.wakeups {
+        // Those of another runtime might come late: then this call subscribes itself.
+        if let Some(wakeups) = last.wakeups.as_ref().filter(|wakeups| wakeups.is_of_this_runtime())
+        {
             *hints = Hints::Subscribed(Arc::clone(wakeups));
         }
         // The store may grant another number of permits.

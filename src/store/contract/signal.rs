@@ -3,6 +3,7 @@
 use crate::util::panics::run_wakers;
 use std::any::Any;
 use std::sync::Arc;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 
 /// Notifies one task of an event. Clones are the same signal.
@@ -54,13 +55,21 @@ impl Signal {
 pub struct Wakeups {
     signal: Signal,
     _subscription: Box<dyn Any + Send + Sync>,
+    /// The runtime that it was made on.
+    runtime: Option<Id>,
 }
 
 impl Wakeups {
     /// Creates a subscription that the store wakes by `signal`. `subscription` is dropped with it.
     #[must_use]
     pub fn new(signal: Signal, subscription: impl Any + Send + Sync) -> Self {
-        Self { signal, _subscription: Box::new(subscription) }
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        Self { signal, _subscription: Box::new(subscription), runtime }
+    }
+
+    /// Returns whether it was made on the current runtime. Another one may be blocked or not driven, and with it the hints.
+    pub(crate) fn is_of_this_runtime(&self) -> bool {
+        Handle::try_current().ok().map(|runtime| runtime.id()) == self.runtime
     }
 
     /// Waits for a hint, unless one came since the last call.

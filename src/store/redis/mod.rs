@@ -188,11 +188,11 @@ impl RedisStore {
             }
         };
         let checkup = Checkup::new(&connector, locks.clone());
-        let listens = {
+        let own_listeners = {
             let subscriptions = subscriptions.clone();
-            Arc::new(move |channel: &str| subscriptions.is_subscribed(channel))
+            Arc::new(move |channel: &str| subscriptions.listeners(channel))
         };
-        let codec = Codec { keys: keys.clone(), scripts, replicas, listens };
+        let codec = Codec { keys: keys.clone(), scripts, replicas, own_listeners };
         let batchers = RuntimeBatchers::start(locks.clone(), connector, codec, clock.clone());
         let store = Self {
             clock,
@@ -395,9 +395,9 @@ impl Store for RedisStore {
 
     async fn close(&self, timeout: Duration) {
         self.routing.cancel();
-        self.batchers.close(timeout * 2).await;
+        // At the same time: each of them may have to wait for a runtime that is not driven.
+        tokio::join!(self.batchers.close(timeout * 2), self.subscriptions.close(timeout));
         self.caller.connection.close().await;
         self.renewals.close().await;
-        self.subscriptions.close(timeout).await;
     }
 }

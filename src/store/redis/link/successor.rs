@@ -1,10 +1,10 @@
 //! Makes the next connection for wake-ups before the login of the current one lapses: a connection that is subscribed cannot
 //! authenticate again.
 
-use super::address::{Address, Served};
+use super::address::Address;
 use super::login::{Login, due};
+use super::subscription::Subscription;
 use crate::error::{Error, ErrorKind, Result};
-use fred::clients::SubscriberClient;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -14,7 +14,7 @@ pub(in crate::store::redis) struct Successor {
     address: Address,
     login: Option<Arc<Login>>,
     /// In a task of its own: an abandoned client would keep its connection.
-    connecting: Option<JoinHandle<Result<Served<SubscriberClient>>>>,
+    connecting: Option<JoinHandle<Result<Subscription>>>,
 }
 
 impl Successor {
@@ -23,11 +23,11 @@ impl Successor {
     }
 
     /// Returns the next connection, once it is time for it and it is made. Until then the current one stays in use.
-    pub(in crate::store::redis) async fn made(&mut self) -> Served<SubscriberClient> {
+    pub(in crate::store::redis) async fn made(&mut self) -> Subscription {
         loop {
             due(self.login.as_ref()).await;
             let address = self.address.clone();
-            let connecting = tokio::spawn(async move { address.subscriber().await });
+            let connecting = tokio::spawn(async move { Subscription::connect(&address).await });
             let made = self.connecting.insert(connecting).await;
             self.connecting = None;
             let error = match made {

@@ -1,54 +1,349 @@
-//! The channels with waiters and inboxes, and what wakes them.
+//! The channels with waiters and inboxes, which subscriber has each of them, and what wakes them.
+//!
+//! # Invariants
+//!
+//! 1. **A channel is at one subscriber at a time**, so that the server counts processes, not runtimes. It is at the subscriber of
+//!    the runtime that waits for it. Once a second runtime waits, it goes to that of the engine's runtime, which no code of a
+//!    user blocks, and stays there until it is forgotten: no runtime depends on another one that may be blocked, or not driven.
+//! 2. **No gap when it goes**: the one before leaves when the next one has subscribed it. Until then both hear its messages, and
+//!    [`listeners`] counts both.
+//! 3. **The end of a runtime is no gap either**, but for the time to subscribe: its channels go to the engine's runtime, and
+//!    their waiters are woken, because messages were missed.
 
 use crate::error::Result;
+use crate::store::redis::link::subscription::{Heard, Messages, Notice};
+use crate::store::redis::topology::Server;
 use crate::store::{Hint, InboxSender, Signal};
 use crate::util::panics::run_wakers;
 use crate::util::sync::Mutex;
-use fred::clients::SubscriberClient;
-use fred::interfaces::EventInterface;
-use fred::types::Message;
-use fred::types::config::Server;
 use std::collections::HashMap;
-use std::sync::Arc;
-use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::oneshot;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard};
+use tokio::runtime::Id;
+use tokio::sync::{mpsc, oneshot};
 
 /// The channels with waiters, and those that are still subscribed.
-pub(in crate::store::redis) type Channels = Arc<Mutex<HashMap<String, Channel>>>;
+pub(super) type Channels = Arc<ChannelMap>;
+
+#[derive(Default)]
+pub(super) struct ChannelMap {
+    channels: Mutex<HashMap<String, Channel>>,
+    /// The servers that refuse a channel, and the number of subscribers that have reported it.
+    refusing: Mutex<HashMap<String, usize>>,
+}
+
+impl ChannelMap {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<String, Channel>> {
+        self.channels.lock()
+    }
+}
+
+/// Remembers a refusal, so that it is logged once for a server, however many runtimes wait.
+pub(super) struct Refused {
+    channels: Channels,
+    server: String,
+}
+
+impl Refused {
+    /// Records that a subscriber was refused a channel. Returns whether it is the first one.
+    pub(super) fn new(channels: &Channels, server: &str) -> FirstRefusal {
+        let mut refusing = channels.refusing.lock();
+        let count = refusing.entry(server.to_owned()).or_default();
+        *count += 1;
+        let refused = Self { channels: Arc::clone(channels), server: server.to_owned() };
+        FirstRefusal { is_first: *count == 1, refused }
+    }
+}
+
+/// A refusal, and whether no other subscriber has one.
+pub(super) struct FirstRefusal {
+    pub(super) is_first: bool,
+    pub(super) refused: Refused,
+}
+
+impl Drop for Refused {
+    fn drop(&mut self) {
+        let mut refusing = self.channels.refusing.lock();
+        if let Some(count) = refusing.get_mut(&self.server) {
+            *count -= 1;
+            if *count == 0 {
+                refusing.remove(&self.server);
+            }
+        }
+    }
+}
+
+/// A number that no other subscriber, or group of them, has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Number(u64);
+
+impl Number {
+    pub(super) fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A subscriber, as the channels know it.
+#[derive(Clone)]
+pub(super) struct SubscriberRef {
+    pub(super) id: Number,
+    /// That of all subscribers of its runtime.
+    pub(super) group: Number,
+    /// Its server, in a fleet.
+    pub(super) server: Option<Server>,
+    commands: mpsc::WeakUnboundedSender<Command>,
+}
+
+/// Sends commands to a subscriber, which ends with the last of these.
+#[derive(Clone)]
+pub(super) struct Handle {
+    pub(super) subscriber: SubscriberRef,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Handle {
+    /// Makes the handle of a new subscriber, and what it receives.
+    pub(super) fn new(group: Number, server: Option<Server>) -> (Self, Post) {
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let id = Number::next();
+        let subscriber = SubscriberRef {
+            id,
+            group,
+            server,
+            commands: mpsc::UnboundedSender::downgrade(&commands),
+        };
+        (Self { subscriber, commands }, Post { id, commands: inbox })
+    }
+
+    /// Sends a command. Returns false if the subscriber has ended.
+    pub(super) fn send(&self, command: Command) -> bool {
+        self.commands.send(command).is_ok()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.commands.is_closed()
+    }
+}
+
+/// The number of a subscriber, and what it receives.
+pub(super) struct Post {
+    pub(super) id: Number,
+    pub(super) commands: mpsc::UnboundedReceiver<Command>,
+}
+
+impl SubscriberRef {
+    /// Sends a command. Returns false if the subscriber has ended.
+    pub(super) fn send(&self, command: Command) -> bool {
+        self.commands.upgrade().is_some_and(|commands| commands.send(command).is_ok())
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.commands.upgrade().is_none_or(|commands| commands.is_closed())
+    }
+}
+
+/// The runtimes that have waited for a channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Users {
+    #[default]
+    None,
+    One(Id),
+    /// Several, or one that is not known.
+    Several,
+}
 
 /// A channel, its waiters and its subscription.
 #[derive(Default)]
-pub(in crate::store::redis) struct Channel {
-    pub(in crate::store::redis) waiters: Vec<Signal>,
+pub(super) struct Channel {
+    pub(super) waiters: Vec<Signal>,
     /// The inbox that reads the messages of this channel, if it is that of a manager.
-    pub(in crate::store::redis) inbox: Option<InboxSender>,
-    /// Whether it is subscribed, as far as the client knows.
-    pub(in crate::store::redis) subscribed: bool,
-    /// The server of a fleet that has the channel.
-    pub(in crate::store::redis) server: Option<Server>,
+    pub(super) inbox: Option<InboxSender>,
+    /// Since it was subscribed first.
+    pub(super) users: Users,
+    /// The subscriber that has it, or is to have it.
+    pub(super) at: Option<SubscriberRef>,
+    /// Whether it is subscribed there, as far as the client knows.
+    pub(super) subscribed: bool,
+    /// Whether messages may have been missed since, so that the waiters are woken when it is subscribed.
+    missed: bool,
+    /// The subscribers that may still have it, and are to leave.
+    leaving: Vec<SubscriberRef>,
 }
 
 impl Channel {
     pub(super) fn is_awaited(&self) -> bool {
         !self.waiters.is_empty() || self.inbox.as_ref().is_some_and(|inbox| !inbox.is_closed())
     }
+
+    pub(super) fn is_at(&self, id: Number) -> bool {
+        self.at.as_ref().is_some_and(|at| at.id == id)
+    }
+
+    /// Records that a runtime waits for it.
+    pub(super) fn used_by(&mut self, runtime: Option<Id>) {
+        self.users = match (self.users, runtime) {
+            (Users::None, Some(id)) => Users::One(id),
+            (Users::One(known), Some(id)) if known == id => self.users,
+            _ => Users::Several,
+        };
+    }
+
+    /// Goes to a subscriber, unless it is there.
+    pub(super) fn go_to(&mut self, name: &str, subscriber: &SubscriberRef) {
+        if self.is_at(subscriber.id) {
+            return;
+        }
+        self.leaving.retain(|old| old.id != subscriber.id && !old.has_ended());
+        let old = self.at.replace(subscriber.clone()).filter(|old| !old.has_ended());
+        match old {
+            Some(old) if self.subscribed => self.leaving.push(old),
+            Some(old) => {
+                self.missed = true;
+                old.send(Command::Leave(name.to_owned()));
+            }
+            None => {}
+        }
+        self.subscribed = false;
+    }
+
+    /// Goes to another subscriber, because the one that had it has ended.
+    pub(super) fn go_on_at(&mut self, subscriber: Option<&SubscriberRef>) {
+        self.at = subscriber.cloned();
+        self.subscribed = false;
+        self.missed = true;
+        self.users = Users::Several;
+    }
+
+    /// Records that it is subscribed where it is. Returns the waiters that missed something.
+    fn arrived(&mut self, name: &str) -> Vec<Signal> {
+        self.subscribed = true;
+        self.leaving.retain(|old| old.send(Command::Leave(name.to_owned())));
+        if std::mem::take(&mut self.missed) { self.waiters.clone() } else { Vec::new() }
+    }
+
+    /// Is at no subscriber, and has all leave.
+    pub(super) fn give_up(&mut self, name: &str) {
+        self.at = None;
+        self.subscribed = false;
+        self.users = Users::None;
+        self.leaving.retain(|old| old.send(Command::Leave(name.to_owned())));
+    }
+
+    /// Records that the subscribers of a runtime have ended.
+    pub(super) fn leaves_with(&mut self, group: Number) {
+        self.leaving.retain(|old| old.group != group);
+    }
+
+    /// Returns whether nothing needs it.
+    pub(super) fn is_over(&self) -> bool {
+        self.at.is_none() && !self.is_awaited() && self.leaving.is_empty()
+    }
 }
 
 /// What became of a request to subscribe.
-pub(in crate::store::redis) type Subscribed = Result<()>;
+pub(super) type Subscribed = Result<()>;
 
 /// A command to a subscriber.
-pub(in crate::store::redis) enum Command {
+pub(super) enum Command {
     /// Subscribes; answered when the subscription is there.
     Subscribe(String, oneshot::Sender<Subscribed>),
     /// Unsubscribes after a while: the last waiter has gone.
     Idle(String),
+    /// Unsubscribes: another subscriber has it.
+    Leave(String),
     Close(oneshot::Sender<()>),
+}
+
+/// Returns at how many subscribers of this process the server counts a channel, as far as they know.
+pub(super) fn listeners(channels: &Channels, channel: &str) -> u64 {
+    let mut channels = channels.lock();
+    let Some(entry) = channels.get_mut(channel) else { return 0 };
+    let Channel { at, leaving, subscribed, .. } = entry;
+    leaving.retain(|old| !old.has_ended());
+    // Each server of a fleet counts its own.
+    let server = at.as_ref().and_then(|at| at.server.as_ref());
+    let others = leaving.iter().filter(|old| old.server.as_ref() == server).count();
+    u64::from(*subscribed) + u64::try_from(others).unwrap_or(0)
+}
+
+/// Records that a channel is subscribed at a subscriber, if it belongs there.
+pub(super) fn arrived(channels: &Channels, channel: &str, at: Number) {
+    let missed = {
+        let mut channels = channels.lock();
+        let entry = channels.get_mut(channel).filter(|entry| entry.is_at(at));
+        entry.map(|entry| entry.arrived(channel)).unwrap_or_default()
+    };
+    missed.iter().for_each(Signal::set);
+}
+
+/// Forgets that an idle channel is subscribed at a subscriber. Returns false if it is to stay subscribed there, because it has
+/// a waiter again, or because the next subscriber has not subscribed it yet.
+pub(super) fn forget(channels: &Channels, channel: &str, at: Number) -> bool {
+    let mut channels = channels.lock();
+    let Some(entry) = channels.get_mut(channel) else { return true };
+    if !entry.is_at(at) {
+        return entry.leaving.iter().all(|old| old.id != at);
+    }
+    if entry.is_awaited() {
+        return false;
+    }
+    // A new waiter requests a new subscription from here on, which comes after this command.
+    entry.give_up(channel);
+    if entry.is_over() {
+        channels.remove(channel);
+    }
+    true
+}
+
+/// Records that a subscriber leaves a channel. Returns false if the channel has come back to it.
+pub(super) fn left(channels: &Channels, channel: &str, at: Number) -> bool {
+    let mut channels = channels.lock();
+    let Some(entry) = channels.get_mut(channel) else { return true };
+    entry.leaving.retain(|old| old.id != at);
+    let leaves = !entry.is_at(at);
+    if entry.is_over() {
+        channels.remove(channel);
+    }
+    leaves
+}
+
+/// Forgets a channel without waiters whose subscriber is not there to unsubscribe it.
+pub(super) fn forget_unheard(channels: &Channels, channel: &str) {
+    let mut channels = channels.lock();
+    let Some(entry) = channels.get_mut(channel).filter(|entry| !entry.is_awaited()) else {
+        return;
+    };
+    entry.give_up(channel);
+    if entry.is_over() {
+        channels.remove(channel);
+    }
+}
+
+/// Records that nothing is subscribed at a subscriber, which has a new connection, or has ended. Returns its channels with
+/// waiters.
+pub(super) fn begin_again(channels: &Channels, at: Number) -> Vec<String> {
+    let mut channels = channels.lock();
+    let mut awaited = Vec::new();
+    channels.retain(|name, entry| {
+        entry.leaving.retain(|old| old.id != at);
+        if entry.is_at(at) {
+            entry.subscribed = false;
+            if entry.is_awaited() {
+                awaited.push(name.clone());
+            } else {
+                // A command about a channel without waiters may have gone with the last connection.
+                entry.give_up(name);
+            }
+        }
+        !entry.is_over()
+    });
+    awaited
 }
 
 /// Wakes the waiters of one channel, or of all. Each of them may ask the store now: it is the first in line of its process, or
 /// one of the readers that may enter together. Two names may share a channel.
-pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&str>) {
+pub(super) fn wake(channels: &Channels, channel: Option<&str>) {
     let waiters: Vec<Signal> = {
         let channels = channels.lock();
         match channel {
@@ -65,21 +360,21 @@ pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&
     waiters.iter().for_each(Signal::set);
 }
 
-/// Wakes the waiters of all channels of one server.
-pub(super) fn wake_ours(channels: &Mutex<HashMap<String, Channel>>, server: Option<&Server>) {
+/// Wakes the waiters of all channels of one subscriber.
+pub(super) fn wake_ours(channels: &Channels, at: Number) {
     let waiters: Vec<Signal> = {
         let channels = channels.lock();
-        let ours = channels.values().filter(|entry| entry.server.as_ref() == server);
+        let ours = channels.values().filter(|entry| entry.is_at(at));
         ours.flat_map(|entry| &entry.waiters).cloned().collect()
     };
     waiters.iter().for_each(Signal::set);
 }
 
 /// Delivers a message to the inbox that its channel belongs to. Returns whether there is one.
-fn deliver(channels: &Mutex<HashMap<String, Channel>>, message: &Message) -> bool {
-    let inbox = channels.lock().get(&*message.channel).and_then(|entry| entry.inbox.clone());
+fn deliver(channels: &Channels, message: &Notice) -> bool {
+    let inbox = channels.lock().get(message.channel()).and_then(|entry| entry.inbox.clone());
     let Some(inbox) = inbox else { return false };
-    if let Some(hint) = message.value.as_str().and_then(|text| Hint::of_message(&text)) {
+    if let Some(hint) = message.text().and_then(|text| Hint::of_message(&text)) {
         run_wakers(|| inbox.send(hint));
     }
     true
@@ -90,19 +385,18 @@ pub(super) fn answer(done: oneshot::Sender<Subscribed>, result: Subscribed) {
     run_wakers(|| _ = done.send(result));
 }
 
-/// Forwards messages until the client ends.
-pub(super) async fn forward_messages(client: SubscriberClient, channels: Channels) {
-    let mut messages = client.message_rx();
+/// Forwards messages until the connection ends.
+pub(super) async fn forward_messages(mut messages: Messages, channels: Channels) {
     loop {
-        match messages.recv().await {
-            Ok(message) => {
+        match messages.next().await {
+            Heard::Message(message) => {
                 if !deliver(&channels, &message) {
-                    wake(&channels, Some(&message.channel));
+                    wake(&channels, Some(message.channel()));
                 }
             }
             // This task was too slow, and the channels are lost, so it wakes all waiters.
-            Err(RecvError::Lagged(_)) => wake(&channels, None),
-            Err(RecvError::Closed) => return,
+            Heard::Lagged => wake(&channels, None),
+            Heard::Nothing => return,
         }
     }
 }

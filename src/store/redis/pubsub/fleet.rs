@@ -1,59 +1,64 @@
 //! Subscriptions in a fleet. Each server has a connection of its own for its channels, made when a waiter first needs it.
 //! A channel follows its slot.
 
-use super::channels::{Channels, Command, wake};
+use super::channels::{Channels, Command, Handle, Number, SubscriberRef, wake};
 use super::subscriber::{Origin, Subscriber};
 use crate::store::redis::link::address::Address;
 use crate::store::redis::link::script::slot;
+use crate::store::redis::topology::Server;
 use crate::store::redis::topology::routes::Routes;
 use crate::util::panics::caught;
 use crate::util::sync::Mutex;
-use fred::types::config::Server;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::runtime;
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The pause before a channel that has moved is subscribed again, after that has failed.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Sends commands to the subscriber of a server.
-type SubscriberHandle = mpsc::UnboundedSender<Command>;
-
-/// The subscribers of a fleet.
+/// The subscribers of a runtime in a fleet.
 pub(super) struct FleetSubscribers {
+    pub(super) group: Number,
     address: Address,
     routes: Arc<Routes>,
     channels: Channels,
     /// `None` after the end.
-    subscribers: Mutex<Option<HashMap<Server, SubscriberHandle>>>,
+    subscribers: Mutex<Option<HashMap<Server, Handle>>>,
     /// The runtime of the connections.
-    runtime: Handle,
+    runtime: runtime::Handle,
+    /// Is cancelled when all that can use them is dropped.
+    pub(super) unused: CancellationToken,
     _end: DropGuard,
+    /// Is cancelled when their runtime ends, too.
+    ended: CancellationToken,
 }
 
 impl FleetSubscribers {
-    pub(in crate::store::redis) fn start(
-        address: &Address,
-        routes: &Arc<Routes>,
-        channels: &Channels,
-    ) -> Arc<Self> {
-        let end = CancellationToken::new();
+    /// Makes them on the current runtime.
+    pub(super) fn start(address: &Address, routes: &Arc<Routes>, channels: &Channels) -> Arc<Self> {
+        let unused = CancellationToken::new();
+        let ended = CancellationToken::new();
         let subscribers = Arc::new(Self {
+            group: Number::next(),
             address: address.clone(),
             routes: Arc::clone(routes),
             channels: Arc::clone(channels),
             subscribers: Mutex::new(Some(HashMap::new())),
-            runtime: Handle::current(),
-            _end: end.clone().drop_guard(),
+            runtime: runtime::Handle::current(),
+            unused: unused.clone(),
+            _end: unused.clone().drop_guard(),
+            ended: ended.clone(),
         });
         let followers = Arc::downgrade(&subscribers);
         let routes = Arc::clone(routes);
+        let at_end = ended.drop_guard();
         tokio::spawn(async move {
-            while caught("subscribers of a fleet", follow(&followers, &routes, &end))
+            let _at_end = at_end;
+            while caught("subscribers of a fleet", follow(&followers, &routes, &unused))
                 .await
                 .is_none()
             {}
@@ -61,55 +66,33 @@ impl FleetSubscribers {
         subscribers
     }
 
-    /// Sends a command to the subscriber of the server. Returns false if there is none.
-    pub(in crate::store::redis) fn send(self: &Arc<Self>, command: Command) -> bool {
-        match &command {
-            Command::Subscribe(channel, _) => {
-                let Some(server) = self.routes.owner(slot(channel.as_bytes())) else {
-                    self.routes.request_refresh();
-                    return false;
-                };
-                let before = self
-                    .channels
-                    .lock()
-                    .get_mut(channel)
-                    .and_then(|entry| entry.server.replace(server.clone()));
-                if let Some(before) = before.filter(|before| *before != server) {
-                    self.send_to(&before, Command::Idle(channel.clone()));
-                }
-                self.subscriber(server).is_some_and(|subscriber| subscriber.send(command).is_ok())
-            }
-            Command::Idle(channel) => {
-                let server =
-                    self.channels.lock().get(channel).and_then(|entry| entry.server.clone());
-                server.is_some_and(|server| self.send_to(&server, command))
-            }
-            Command::Close(_) => false,
-        }
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.is_cancelled()
     }
 
-    /// Sends a command to a subscriber that exists. Returns whether it was sent.
-    fn send_to(&self, server: &Server, command: Command) -> bool {
-        let subscribers = self.subscribers.lock();
-        let subscriber = subscribers.as_ref().and_then(|subscribers| subscribers.get(server));
-        subscriber.is_some_and(|subscriber| subscriber.send(command).is_ok())
+    /// Returns the subscriber that a channel belongs to. Returns `None` if the server is not known, or after the end.
+    pub(super) fn subscriber_of(&self, channel: &str) -> Option<SubscriberRef> {
+        let server = self.routes.owner(slot(channel.as_bytes()))?;
+        self.subscriber(server)
+    }
+
+    pub(super) fn request_refresh(&self) {
+        self.routes.request_refresh();
     }
 
     /// Returns the subscriber of a server, made now if need be.
-    fn subscriber(self: &Arc<Self>, server: Server) -> Option<SubscriberHandle> {
+    fn subscriber(&self, server: Server) -> Option<SubscriberRef> {
         let mut subscribers = self.subscribers.lock();
         let subscribers = subscribers.as_mut()?;
-        if let Some(subscriber) =
-            subscribers.get(&server).filter(|subscriber| !subscriber.is_closed())
-        {
-            return Some(subscriber.clone());
+        if let Some(known) = subscribers.get(&server).filter(|subscriber| !subscriber.is_closed()) {
+            return Some(known.subscriber.clone());
         }
-        let (subscriber, commands) = mpsc::unbounded_channel();
-        subscribers.insert(server.clone(), subscriber.clone());
+        let (handle, post) = Handle::new(self.group, Some(server.clone()));
+        let subscriber = handle.subscriber.clone();
         let address = self.address.of(&server);
-        let routes = Arc::clone(&self.routes);
-        let origin = Origin::Of(server, routes);
-        self.runtime.spawn(Subscriber::new(&address, origin, &self.channels, commands).run(None));
+        subscribers.insert(server, handle);
+        let origin = Origin::Of(Arc::clone(&self.routes));
+        self.runtime.spawn(Subscriber::new(&address, origin, &self.channels, post).run(None));
         Some(subscriber)
     }
 
@@ -120,42 +103,60 @@ impl FleetSubscribers {
             // A subscriber without a handle disconnects.
             subscribers.retain(|server, _| servers.contains(server));
         }
-        let mut channels = self.channels.lock();
-        // A channel without waiters may belong to a subscriber that has disconnected, so it is removed here.
-        channels.retain(|channel, entry| {
+        let mut moved = Vec::new();
+        self.channels.lock().retain(|channel, entry| {
+            let Some(at) = entry.at.as_ref().filter(|at| at.group == self.group) else {
+                return true;
+            };
             let owner = self.routes.owner(slot(channel.as_bytes()));
-            entry.is_awaited() || owner.is_none() || entry.server == owner
+            if owner.is_none() || at.server == owner && !at.has_ended() {
+                return true;
+            }
+            // A channel without waiters may belong to a subscriber that has disconnected, so it is removed here.
+            if !entry.is_awaited() {
+                entry.give_up(channel);
+                return !entry.is_over();
+            }
+            entry.subscribed = false;
+            moved.push(channel.clone());
+            true
         });
-        let moved: Vec<String> = channels
-            .iter_mut()
-            .filter(|(channel, entry)| {
-                let owner = self.routes.owner(slot(channel.as_bytes()));
-                owner.is_some() && entry.server != owner
-            })
-            .map(|(channel, entry)| {
-                entry.subscribed = false;
-                channel.clone()
-            })
-            .collect();
-        drop(channels);
         for channel in moved {
             self.runtime.spawn(subscribe_moved(Arc::downgrade(self), channel));
         }
     }
 
-    /// Returns whether a channel has waiters and is not subscribed.
-    fn is_missing(&self, channel: &str) -> bool {
-        let channels = self.channels.lock();
-        channels.get(channel).is_some_and(|entry| entry.is_awaited() && !entry.subscribed)
+    /// Subscribes a channel that has come from elsewhere, in the background, again and again.
+    pub(super) fn adopt(self: &Arc<Self>, channel: String) {
+        self.runtime.spawn(subscribe_moved(Arc::downgrade(self), channel));
     }
 
-    pub(in crate::store::redis) async fn close(&self, limit: Duration) {
+    /// Has a channel of its own go to the server that has its slot. Returns what is answered when it is subscribed.
+    fn send(&self, channel: &str) -> Option<oneshot::Receiver<super::channels::Subscribed>> {
+        let mut channels = self.channels.lock();
+        let entry = channels.get_mut(channel)?;
+        let (done, subscribed) = oneshot::channel();
+        let subscriber = self.subscriber_of(channel)?;
+        entry.go_to(channel, &subscriber);
+        subscriber.send(Command::Subscribe(channel.to_owned(), done)).then_some(subscribed)
+    }
+
+    /// Returns whether a channel of its own, or of no subscriber, has waiters and is not subscribed.
+    fn is_missing(&self, channel: &str) -> bool {
+        let channels = self.channels.lock();
+        channels.get(channel).is_some_and(|entry| {
+            let is_ours = entry.at.as_ref().is_none_or(|at| at.group == self.group);
+            is_ours && entry.is_awaited() && !entry.subscribed
+        })
+    }
+
+    pub(super) async fn close(&self, limit: Duration) {
         let subscribers = self.subscribers.lock().take().unwrap_or_default();
         let closing: Vec<_> = subscribers
             .into_values()
             .filter_map(|subscriber| {
                 let (done, closed) = oneshot::channel();
-                subscriber.send(Command::Close(done)).ok().map(|()| closed)
+                subscriber.send(Command::Close(done)).then_some(closed)
             })
             .collect();
         let all = async {
@@ -167,16 +168,24 @@ impl FleetSubscribers {
     }
 }
 
-/// Subscribes a channel whose slot has moved, again and again until it is subscribed or has no waiter.
+/// Subscribes a channel whose slot has moved, or whose runtime has ended, again and again until it is subscribed or has no
+/// waiter.
 async fn subscribe_moved(subscribers: Weak<FleetSubscribers>, channel: String) {
     loop {
         let Some(all) = subscribers.upgrade() else { return };
-        let (done, subscribed) = oneshot::channel();
-        all.send(Command::Subscribe(channel.clone(), done));
+        if !all.is_missing(&channel) {
+            return;
+        }
+        let sent = all.send(&channel);
+        if sent.is_none() {
+            all.request_refresh();
+        }
         let channels = Arc::clone(&all.channels);
         // The subscribers may end meanwhile.
         drop(all);
-        let _ = subscribed.await;
+        if let Some(subscribed) = sent {
+            let _ = subscribed.await;
+        }
         // Messages of the gap are lost.
         wake(&channels, Some(&channel));
         if subscribers.upgrade().is_none_or(|all| !all.is_missing(&channel)) {

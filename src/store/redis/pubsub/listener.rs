@@ -15,16 +15,16 @@
 //! listener pings the server from time to time. It then asks again for channels that were refused: a permission may have
 //! come back.
 
-use super::channels::{Channel, Channels, Command, Subscribed, answer, wake, wake_ours};
+use super::channels::{
+    Channels, Command, FirstRefusal, Number, Refused, Subscribed, answer, arrived, begin_again,
+    forget, left, wake, wake_ours,
+};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::redis::link::address::{Address, Served};
-use crate::store::redis::link::errors::classify;
+use crate::store::redis::link::address::Address;
+use crate::store::redis::link::subscription::{
+    Listens, Pong, Refusal, SubscriberLink, Subscription,
+};
 use crate::util::trace;
-use fred::clients::SubscriberClient;
-use fred::error::ErrorKind as FredKind;
-use fred::interfaces::{ClientLike, FredResult, PubsubInterface};
-use fred::types::config::Server;
-use fred::types::{ClusterHash, CustomCommand, Value};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -37,6 +37,8 @@ const LINGER: Duration = Duration::from_secs(1);
 const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// The most subscriptions that are made, ended, or looked after, at a time, with one ping.
 const BATCH: usize = 100;
+/// How often a channel is subscribed, while it is not certain that it is.
+const ATTEMPTS: usize = 3;
 /// The bounds of the time in which fred drops replies that are left over.
 const DRAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
@@ -48,41 +50,26 @@ pub(super) enum End {
     Lost,
     Closed(Closed),
     /// The next one is made already.
-    Replaced(Box<Served<SubscriberClient>>),
+    Replaced(Box<Subscription>),
 }
 
 /// What a subscriber has to do, whatever its connection.
-pub(in crate::store::redis) struct Work {
+pub(super) struct Work {
     /// What the log calls the server.
-    pub(in crate::store::redis) name: String,
-    /// The server of a fleet whose channels it has; `None` for a single server.
-    pub(in crate::store::redis) server: Option<Server>,
+    pub(super) name: String,
+    pub(super) id: Number,
     /// Whether channels belong to slots.
-    pub(in crate::store::redis) sharded: bool,
+    pub(super) sharded: bool,
     pub(super) channels: Channels,
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
     /// Whether a refusal was logged, and not all channels are subscribed since.
-    pub(in crate::store::redis) refused: bool,
-}
-
-impl Work {
-    /// Forgets a channel of its own, unless it has a waiter again. Returns whether it has one.
-    pub(super) fn forget(&self, channel: &str) -> bool {
-        let mut channels = self.channels.lock();
-        let ours = channels.get(channel).filter(|entry| entry.server == self.server);
-        let is_awaited = ours.is_some_and(Channel::is_awaited);
-        if ours.is_some() && !is_awaited {
-            // A new waiter requests a new subscription from here on, which comes after this command.
-            channels.remove(channel);
-        }
-        is_awaited
-    }
+    pub(super) refused: Option<Refused>,
 }
 
 /// A connection that receives messages.
 pub(super) struct Listener<'a> {
     work: &'a mut Work,
-    client: &'a SubscriberClient,
+    link: &'a SubscriberLink,
     /// The channels that were subscribed on this connection and not unsubscribed.
     here: HashSet<String>,
     attempt: Duration,
@@ -99,16 +86,12 @@ pub(super) struct Listener<'a> {
 }
 
 impl<'a> Listener<'a> {
-    pub(in crate::store::redis) fn new(
-        work: &'a mut Work,
-        client: &'a SubscriberClient,
-        address: &Address,
-    ) -> Self {
+    pub(super) fn new(work: &'a mut Work, link: &'a SubscriberLink, address: &Address) -> Self {
         let attempt = address.attempt;
         let ttl = address.ttl;
         Self {
             work,
-            client,
+            link,
             here: HashSet::new(),
             attempt,
             ping_interval: (ttl / 4).clamp(PING_INTERVAL.0, PING_INTERVAL.1),
@@ -121,11 +104,11 @@ impl<'a> Listener<'a> {
 
     /// Subscribes all awaited channels, and obeys commands until the connection is closed or given up.
     pub(super) async fn listen(mut self) -> End {
-        for channels in self.forget_the_last_connection().chunks(BATCH) {
+        for channels in begin_again(&self.work.channels, self.work.id).chunks(BATCH) {
             self.subscribe_all(channels).await;
         }
         // Messages of the gap are lost.
-        wake_ours(&self.work.channels, self.work.server.as_ref());
+        wake_ours(&self.work.channels, self.work.id);
         match self.obey().await {
             Some(closed) => End::Closed(closed),
             None => End::Lost,
@@ -169,6 +152,12 @@ impl<'a> Listener<'a> {
                         }
                     }
                     Some(Command::Idle(channel)) => idle.push_back((Instant::now() + LINGER, channel)),
+                    Some(Command::Leave(channel)) => {
+                        if left(&self.work.channels, &channel, self.work.id) {
+                            self.unsubscribe(&channel).await;
+                            self.clear_doubt(&mut alive).await;
+                        }
+                    }
                     Some(Command::Close(done)) => return Some(Some(done)),
                     None => return Some(None),
                 },
@@ -177,14 +166,14 @@ impl<'a> Listener<'a> {
                     let due = idle.iter().take(BATCH).take_while(|(at, _)| *at <= now).count();
                     for _ in 0..due {
                         let Some((_, channel)) = idle.pop_front() else { break };
+                        if !forget(&self.work.channels, &channel, self.work.id) {
+                            continue;
+                        }
                         if !self.unsubscribe(&channel).await {
                             break;
                         }
                     }
-                    if self.in_doubt {
-                        let _ = self.probe().await;
-                        alive = Instant::now();
-                    }
+                    self.clear_doubt(&mut alive).await;
                 }
                 () = sleep_until(alive + self.ping_interval), if !self.here.is_empty() => {
                     if self.probe().await.is_ok() {
@@ -197,34 +186,52 @@ impl<'a> Listener<'a> {
         None
     }
 
+    /// Pings the server, if there may be replies to commands for which fred expects none.
+    async fn clear_doubt(&mut self, alive: &mut Instant) {
+        if self.in_doubt {
+            let _ = self.probe().await;
+            *alive = Instant::now();
+        }
+    }
+
     /// Pings the server, and gives the connection up if there is no reply. A refusal is a reply, too. After the reply to
     /// another command it pings again. Returns an error if the server refused that command, or may not have run it.
-    async fn probe(&mut self) -> Result<()> {
+    async fn probe(&mut self) -> Result<Listens> {
+        self.probe_after(None).await
+    }
+
+    /// Subscribes a channel, and pings the server as [`probe`](Self::probe) does.
+    async fn probe_after(&mut self, mut channel: Option<&str>) -> Result<Listens> {
         let mut drain = DRAIN.0;
         let mut others = Ok(());
         self.in_doubt = false;
         while !self.lost {
             self.pings += 1;
             let question = self.pings.to_string();
-            let ping = CustomCommand::new_static("PING", ClusterHash::FirstKey, false);
-            let reply = self.client.custom::<Value, _>(ping, vec![question.as_str()]).await;
-            match reply {
-                Err(error) if *error.kind() == FredKind::Timeout => {
+            let pong = match channel.take() {
+                None => self.link.ping(&question).await,
+                Some(channel) => {
+                    // fred's own time limit, of one attempt, ends first: a command that we drop would still be sent.
+                    let limit = self.attempt * 2;
+                    let (sent, pong) =
+                        self.link.subscribe_and_ping(channel, &question, limit).await;
+                    self.note_silence(sent)?;
+                    pong
+                }
+            };
+            match pong {
+                Pong::Silence(error) => {
                     self.give_up();
-                    return Err(classify(&error));
+                    return Err(error);
                 }
-                reply if !answers_another(&reply, &question) => {
-                    return match reply {
-                        Err(error) if !is_of_ping(error.details()) => Err(classify(&error)),
-                        _ => others,
-                    };
-                }
-                _ if drain > DRAIN.1 => {
+                Pong::InStep(Err(error)) => return Err(error),
+                Pong::InStep(Ok(listens)) => return others.map(|()| listens),
+                Pong::OfAnother(_) if drain > DRAIN.1 => {
                     self.give_up();
                     break;
                 }
-                reply => {
-                    others = reply.map_err(|error| classify(&error)).and(others);
+                Pong::OfAnother(reply) => {
+                    others = reply.and(others);
                     // While no command is in flight, fred drops replies.
                     sleep(drain).await;
                     drain *= 2;
@@ -232,6 +239,16 @@ impl<'a> Listener<'a> {
             }
         }
         Err(no_connection())
+    }
+
+    /// Gives the connection up if a command was not answered in time.
+    fn note_silence(&mut self, sent: Result<(), Refusal>) -> Result<()> {
+        sent.map_err(|refusal| {
+            if refusal.is_silence {
+                self.give_up();
+            }
+            refusal.error
+        })
     }
 
     /// Gives the connection up. The next one subscribes all awaited channels.
@@ -246,25 +263,14 @@ impl<'a> Listener<'a> {
         });
     }
 
-    /// Records that nothing is subscribed on a new connection. Returns the channels with waiters.
-    fn forget_the_last_connection(&self) -> Vec<String> {
-        let mut channels = self.work.channels.lock();
-        // A command about a channel without waiters may have gone with the last connection.
-        channels.retain(|_, entry| entry.server != self.work.server || entry.is_awaited());
-        let ours = channels.iter_mut().filter(|(_, entry)| entry.server == self.work.server);
-        ours.map(|(name, entry)| {
-            entry.subscribed = false;
-            name.clone()
-        })
-        .collect()
-    }
-
     /// Subscribes channels, unless an earlier waiter's command has done it. Returns a result for each.
     async fn subscribe_awaited(&mut self, channels: Vec<String>) -> Vec<Subscribed> {
         let missing: HashSet<&String> = {
             let known = self.work.channels.lock();
-            let is_missing =
-                |channel: &&String| known.get(*channel).is_some_and(|entry| !entry.subscribed);
+            let is_missing = |channel: &&String| {
+                let entry = known.get(*channel);
+                entry.is_some_and(|entry| !(entry.subscribed && entry.is_at(self.work.id)))
+            };
             channels.iter().filter(is_missing).collect()
         };
         let missing: Vec<String> = missing.into_iter().cloned().collect();
@@ -295,7 +301,12 @@ impl<'a> Listener<'a> {
 
     /// Reports a refusal, once until all channels are subscribed.
     fn report(&mut self, error: &Error) {
-        if error.is_unavailable() || std::mem::replace(&mut self.work.refused, true) {
+        if error.is_unavailable() || self.work.refused.is_some() {
+            return;
+        }
+        let FirstRefusal { is_first, refused } = Refused::new(&self.work.channels, &self.work.name);
+        self.work.refused = Some(refused);
+        if !is_first {
             return;
         }
         trace::later(Level::WARN, || {
@@ -317,13 +328,13 @@ impl<'a> Listener<'a> {
     async fn subscribe_again(&mut self) {
         let mut awaited: Vec<String> = {
             let channels = self.work.channels.lock();
-            let ours = channels.iter().filter(|(_, entry)| entry.server == self.work.server);
+            let ours = channels.iter().filter(|(_, entry)| entry.is_at(self.work.id));
             let ours = ours.filter(|(_, entry)| entry.is_awaited());
             let missing = ours.filter(|(_, entry)| self.work.sharded || !entry.subscribed);
             missing.map(|(name, _)| name.clone()).collect()
         };
         if awaited.is_empty() {
-            self.work.refused = false;
+            self.work.refused = None;
             return;
         }
         awaited.sort_unstable();
@@ -337,7 +348,9 @@ impl<'a> Listener<'a> {
             awaited.iter().map(is_there).collect()
         };
         let results = self.subscribe_all(&awaited).await;
-        self.work.refused &= results.iter().any(Result::is_err);
+        if results.iter().all(Result::is_ok) {
+            self.work.refused = None;
+        }
         // Messages were missed.
         for ((channel, was_there), result) in awaited.iter().zip(before).zip(results) {
             if !was_there && result.is_ok() {
@@ -348,65 +361,45 @@ impl<'a> Listener<'a> {
 
     /// Subscribes channels, all or none as far as the client knows.
     async fn subscribe(&mut self, channels: &[String]) -> Subscribed {
-        if self.lost {
-            return Err(no_connection());
+        for _ in 0..ATTEMPTS {
+            if self.try_to_subscribe(channels).await? == Listens::Yes {
+                break;
+            }
+            // The refusal may have been missed. If it is not seen in several attempts, there was none, and the server has only
+            // one form of the reply to a ping.
         }
         for channel in channels {
-            self.here.insert(channel.clone());
-            let sent = async {
-                match self.work.sharded {
-                    true => self.client.ssubscribe(channel).await,
-                    false => self.client.subscribe(channel).await,
-                }
-            };
-            // fred's own time limit, of one attempt, ends first: a command that we drop would still be sent.
-            match timeout(self.attempt * 2, sent).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    if *error.kind() == FredKind::Timeout {
-                        self.give_up();
-                    }
-                    return Err(classify(&error));
-                }
-                Err(_) => {
-                    self.give_up();
-                    return Err(Error::new(
-                        ErrorKind::Unavailable,
-                        "the subscription was not confirmed in time",
-                    ));
-                }
-            }
-        }
-        if !self.work.sharded {
-            self.probe().await?;
-        }
-        let mut subscribed = self.work.channels.lock();
-        for channel in channels {
-            if let Some(entry) = subscribed.get_mut(channel)
-                && entry.server == self.work.server
-            {
-                entry.subscribed = true;
-            }
+            arrived(&self.work.channels, channel, self.work.id);
         }
         Ok(())
     }
 
-    /// Unsubscribes, unless the channel has a waiter again. Returns whether the server accepts commands.
-    async fn unsubscribe(&mut self, channel: &str) -> bool {
-        if self.work.forget(channel) {
-            return true;
+    async fn try_to_subscribe(&mut self, channels: &[String]) -> Result<Listens> {
+        let mut channels = channels.iter().peekable();
+        while let Some(channel) = channels.next() {
+            if self.lost {
+                return Err(no_connection());
+            }
+            self.here.insert(channel.clone());
+            if !self.work.sharded && channels.peek().is_none() {
+                return self.probe_after(Some(channel)).await;
+            }
+            // fred's own time limit ends first here, too.
+            let sent = timeout(self.attempt * 2, self.link.subscribe(channel, self.work.sharded));
+            let sent = sent.await.unwrap_or_else(|_| Err(Refusal::unconfirmed()));
+            self.note_silence(sent)?;
         }
+        Ok(Listens::Yes)
+    }
+
+    /// Unsubscribes. Returns whether the server accepts commands.
+    async fn unsubscribe(&mut self, channel: &str) -> bool {
         // A server unsubscribes a sharded channel by itself when its slot leaves, but our map may be ahead of it.
         if !self.here.remove(channel) || self.lost {
             return true;
         }
         self.in_doubt |= self.work.sharded;
-        let given_up = async {
-            match self.work.sharded {
-                true => self.client.sunsubscribe(channel).await,
-                false => self.client.unsubscribe(channel).await,
-            }
-        };
+        let given_up = self.link.unsubscribe(channel, self.work.sharded);
         matches!(timeout(self.attempt * 2, given_up).await, Ok(Ok(())))
     }
 }
@@ -414,59 +407,4 @@ impl<'a> Listener<'a> {
 pub(super) fn no_connection() -> Error {
     Error::new(ErrorKind::Unavailable, "there is no connection for wake-ups")
         .with_fate(Fate::NotExecuted)
-}
-
-/// Returns whether a reply is not that to a `PING` with this word, but to an earlier one or to a command for which fred
-/// expects no reply.
-fn answers_another(reply: &FredResult<Value>, question: &str) -> bool {
-    match reply {
-        // On a connection with subscriptions it is `pong` and the word.
-        Ok(Value::Array(words)) => {
-            words.last().and_then(Value::as_str).as_deref() != Some(question)
-        }
-        Ok(word) => word.as_str().as_deref() != Some(question),
-        Err(error) => {
-            let text = error.details().to_lowercase();
-            // By the name of the command, or because it was for a channel.
-            ["moved", "subscribe", "channel"].iter().any(|word| text.contains(word))
-        }
-    }
-}
-
-/// Returns whether a refusal is about `PING` alone: commands before it have run.
-fn is_of_ping(text: &str) -> bool {
-    text.to_ascii_lowercase().contains("'ping'") || text.starts_with("MISCONF")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reply_to_a_ping_is_not_taken_for_that_to_another_command() {
-        let refused =
-            |text: &'static str| Err::<Value, _>(fred::error::Error::new(FredKind::Unknown, text));
-        let pong = |word: &'static str| Ok(Value::Array(vec!["pong".into(), word.into()]));
-        for (reply, is) in [
-            (pong("7"), false),
-            (Ok("7".into()), false),
-            // Without the permission to ping, the refusal shows that the connection is alive.
-            (refused("NOPERM User a has no permissions to run the 'ping' command"), false),
-            (refused("MISCONF Errors writing to the AOF file"), false),
-            (refused("ERR unknown command 'PING', with args beginning with: '7' "), false),
-            (pong("6"), true),
-            (Ok("6".into()), true),
-            (Ok(Value::Array(vec!["ssubscribe".into(), "c".into(), 1.into()])), true),
-            (refused("MOVED 7 127.0.0.1:6379"), true),
-            (refused("ERR unknown command 'SUBSCRIBE', with args beginning with: 'c' "), true),
-            (refused("NOPERM User a has no permissions to run the 'sunsubscribe' command"), true),
-            (refused("NOPERM User a has no permissions to run the 'subscribe' command"), true),
-            (refused("NOPERM No permissions to access a channel"), true),
-        ] {
-            assert_eq!(answers_another(&reply, "7"), is, "{reply:?}");
-            if let (Err(error), false) = (&reply, is) {
-                assert!(is_of_ping(error.details()), "{error}");
-            }
-        }
-    }
 }

@@ -10,25 +10,23 @@
 //!
 //! Nothing is given to fred while it has no connection: it would keep everything until the end of the outage.
 
-use super::channels::{Channels, Command, answer, forward_messages};
+use super::channels::{
+    Channels, Command, Post, answer, begin_again, forget, forward_messages, left,
+};
 use super::listener::{Closed, End, Listener, Work, no_connection};
 use crate::error::Error;
-use crate::store::redis::link::address::{Address, Served};
-use crate::store::redis::link::successor::Successor;
+use crate::store::redis::link::address::Address;
+use crate::store::redis::link::subscription::{SubscriberLink, Subscription};
 use crate::store::redis::topology::Destination;
 use crate::store::redis::topology::routes::Routes;
 use crate::util::panics::{caught, run_wakers};
 use crate::util::pauses::Pauses;
 use crate::util::trace;
-use fred::clients::SubscriberClient;
-use fred::interfaces::ClientLike;
-use fred::types::config::Server;
-use fred::types::{ClusterHash, CustomCommand, Value};
 use std::future::{Future, pending};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Level;
@@ -44,11 +42,11 @@ const YOUNG: u32 = 3;
 const APART: Duration = Duration::from_secs(1);
 
 /// Where a subscriber finds its server.
-pub(in crate::store::redis) enum Origin {
+pub(super) enum Origin {
     /// A single server. Its connection follows that of the requests.
     One(watch::Receiver<Destination>),
     /// A server of a fleet.
-    Of(Server, Arc<Routes>),
+    Of(Arc<Routes>),
 }
 
 /// Receives messages over one connection after the other.
@@ -64,21 +62,21 @@ pub(super) struct Subscriber {
 }
 
 impl Subscriber {
-    pub(in crate::store::redis) fn new(
+    pub(super) fn new(
         address: &Address,
         origin: Origin,
         channels: &Channels,
-        commands: mpsc::UnboundedReceiver<Command>,
+        Post { id, commands }: Post,
     ) -> Self {
         let maturity = (address.ttl / 2).clamp(MATURITY.0, MATURITY.1);
-        let (server, sharded) = match &origin {
-            Origin::One(_) => (None, false),
-            Origin::Of(server, routes) => (Some(server.clone()), routes.sharded),
+        let sharded = match &origin {
+            Origin::One(_) => false,
+            Origin::Of(routes) => routes.sharded,
         };
         let name = address.server_name();
         let channels = Arc::clone(channels);
         Self {
-            work: Work { name, server, sharded, channels, commands, refused: false },
+            work: Work { name, id, sharded, channels, commands, refused: None },
             address: address.clone(),
             origin,
             outage: address.pauses(),
@@ -89,11 +87,11 @@ impl Subscriber {
     }
 
     /// Runs until it is closed, or until nothing can send it a command any more.
-    pub(in crate::store::redis) async fn run(mut self, first: Option<Served<SubscriberClient>>) {
+    pub(super) async fn run(mut self, first: Option<Subscription>) {
         let mut next = match first {
             Some(first) => Some(first),
             // The first calls wait for the connection.
-            None => self.try_connect(self.address.subscriber().await),
+            None => self.try_connect(Subscription::connect(&self.address).await),
         };
         let closed = loop {
             let connected = match next.take() {
@@ -109,51 +107,51 @@ impl Subscriber {
                 End::Replaced(made) => next = Some(*made),
             }
         };
+        begin_again(&self.work.channels, self.work.id);
         if let Some(closed) = closed {
             run_wakers(|| _ = closed.send(()));
         }
     }
 
     /// Serves a connection to its end.
-    async fn live(&mut self, connected: Served<SubscriberClient>) -> End {
-        let Served { client, mut task, login } = connected;
-        let mut successor = Successor::new(&self.address, login);
+    async fn live(&mut self, mut connected: Subscription) -> End {
+        let mut successor = connected.successor(&self.address);
         let since = Instant::now();
         self.outage.reset();
+        let link = connected.link();
         let mut forwarder = JoinSet::new();
-        forwarder.spawn(forward_messages(client.clone(), Arc::clone(&self.work.channels)));
+        forwarder.spawn(forward_messages(connected.messages(), Arc::clone(&self.work.channels)));
         let end = tokio::select! {
             // Without a policy to reconnect, it ends with its connection; or it has panicked.
-            _ = &mut task => End::Lost,
+            () = connected.ended() => End::Lost,
             _ = forwarder.join_next() => End::Lost,
-            end = caught("subscriber", self.serve(&client)) => end.unwrap_or(End::Lost),
+            end = caught("subscriber", self.serve(&link)) => end.unwrap_or(End::Lost),
             made = successor.made() => End::Replaced(Box::new(made)),
         };
         successor.abandon(self.address.attempt);
         match &end {
-            End::Closed(_) | End::Replaced(_) => {
-                let _ = timeout(self.address.attempt, client.quit()).await;
+            End::Closed(_) | End::Replaced(_) => connected.close(self.address.attempt).await,
+            End::Lost => {
+                self.note_age(since.elapsed());
+                connected.abort();
             }
-            End::Lost => self.note_age(since.elapsed()),
         }
-        task.abort();
         end
     }
 
     /// Serves a connection until it is silent, closed, or leads to another server than the requests.
-    async fn serve(&mut self, client: &SubscriberClient) -> End {
+    async fn serve(&mut self, link: &SubscriberLink) -> End {
         let elsewhere = match &self.origin {
             Origin::One(requests) => {
                 let requests = requests.clone();
                 let may_ask = self.address.preflight.asks();
-                let run_id =
-                    if may_ask { run_id(client, self.address.attempt).await } else { None };
+                let run_id = if may_ask { link.run_id(self.address.attempt).await } else { None };
                 Some(until_elsewhere(requests, run_id))
             }
             Origin::Of(..) => None,
         };
         tokio::select! {
-            end = Listener::new(&mut self.work, client, &self.address).listen() => end,
+            end = Listener::new(&mut self.work, link, &self.address).listen() => end,
             () = async { match elsewhere {
                 Some(elsewhere) => elsewhere.await,
                 None => pending().await,
@@ -189,13 +187,13 @@ impl Subscriber {
     }
 
     /// Makes a connection, however long that takes. Returns an error if it is closed meanwhile.
-    async fn connect(&mut self) -> Result<Served<SubscriberClient>, Closed> {
+    async fn connect(&mut self) -> Result<Subscription, Closed> {
         let mut pause = self.young.next();
         loop {
             self.meanwhile(sleep(pause)).await?;
             let address = self.address.clone();
             // In a task of its own: an abandoned client would keep its connection.
-            let mut connecting = tokio::spawn(async move { address.subscriber().await });
+            let mut connecting = tokio::spawn(async move { Subscription::connect(&address).await });
             match self.meanwhile(&mut connecting).await {
                 Ok(Ok(result)) => {
                     if let Some(connected) = self.try_connect(result) {
@@ -218,10 +216,7 @@ impl Subscriber {
         }
     }
 
-    fn try_connect(
-        &self,
-        result: Result<Served<SubscriberClient>, Error>,
-    ) -> Option<Served<SubscriberClient>> {
+    fn try_connect(&self, result: Result<Subscription, Error>) -> Option<Subscription> {
         let error = match result {
             Ok(connected) => return Some(connected),
             Err(error) => error,
@@ -230,7 +225,7 @@ impl Subscriber {
             Level::DEBUG,
             || move || tracing::debug!(%error, "no connection for wake-ups"),
         );
-        if let Origin::Of(_, routes) = &self.origin {
+        if let Origin::Of(routes) = &self.origin {
             routes.request_refresh();
         }
         None
@@ -247,21 +242,18 @@ impl Subscriber {
             };
             match command {
                 Some(Command::Subscribe(_, done)) => answer(done, Err(no_connection())),
-                Some(Command::Idle(channel)) => _ = self.work.forget(&channel),
+                // Nothing is subscribed.
+                Some(Command::Idle(channel)) => {
+                    forget(&self.work.channels, &channel, self.work.id);
+                }
+                Some(Command::Leave(channel)) => {
+                    left(&self.work.channels, &channel, self.work.id);
+                }
                 Some(Command::Close(done)) => return Err(Some(done)),
                 None => return Err(None),
             }
         }
     }
-}
-
-/// Asks a server for the id of its run. Returns `None` if it does not report it.
-async fn run_id(client: &SubscriberClient, limit: Duration) -> Option<String> {
-    let info = CustomCommand::new_static("INFO", ClusterHash::FirstKey, false);
-    let reply = client.custom::<String, Value>(info, vec!["server".into()]);
-    let info = timeout(limit, reply).await.ok()?.ok()?;
-    let id = info.lines().find_map(|line| line.strip_prefix("run_id:"))?;
-    Some(id.trim().to_owned())
 }
 
 /// Waits until the requests go to another server than the one whose run has this id. Where that is not known, the

@@ -156,8 +156,9 @@ pub(in crate::store::redis) struct Codec {
     pub(in crate::store::redis) scripts: &'static Scripts,
     /// The replicas that must confirm a grant before it counts.
     pub(in crate::store::redis) replicas: Option<Replicas>,
-    /// Returns whether this store is one of the listeners of a channel. A function, because codecs know no connections.
-    pub(in crate::store::redis) listens: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    /// Returns how often a server counts this store among the listeners of a channel. A function, because codecs know no
+    /// connections.
+    pub(in crate::store::redis) own_listeners: Arc<dyn Fn(&str) -> u64 + Send + Sync>,
 }
 
 impl Codec {
@@ -315,7 +316,7 @@ impl Request for Release {
 
     fn read(&self, codec: &Codec, _sent: Instant, reply: &[Element]) -> Result<Released> {
         let [reply] = reply else { return Err(reply::malformed_reply()) };
-        let mut listeners = match reply.code()? {
+        let listeners = match reply.code()? {
             Code::Done(listeners) => listeners,
             Code::Absent(absence) => return Ok(Released::NotYours(absence)),
             Code::Other(0) => {
@@ -325,10 +326,11 @@ impl Request for Release {
             Code::Other(_) => return Err(reply::malformed_reply()),
         };
         // A subscription outlives its last waiter for a while, so we may be one of them.
-        if listeners > 0 && (codec.listens)(&codec.keys.channel_of(&self.target).concat()) {
-            listeners -= 1;
+        if listeners == 0 {
+            return Ok(Released::done(0));
         }
-        Ok(Released::done(listeners))
+        let ours = (codec.own_listeners)(&codec.keys.channel_of(&self.target).concat());
+        Ok(Released::done(listeners.saturating_sub(ours)))
     }
 
     fn unconfirmed(&self, verdict: Released, _: &Error) -> Result<Released> {
@@ -441,7 +443,7 @@ mod tests {
             keys: Keys::new(""),
             scripts: &crate::store::redis::scripts::PLAIN,
             replicas,
-            listens: Arc::new(|_| false),
+            own_listeners: Arc::new(|_| 0),
         }
     }
 
@@ -590,7 +592,7 @@ mod tests {
         assert_eq!(warnings(|| _ = listeners(&codec, -3)), 1, "no waiter could be woken");
         // One of them are we.
         let channel = codec.keys.channel(&release().target.name).concat();
-        codec.listens = Arc::new(move |asked| asked == channel);
+        codec.own_listeners = Arc::new(move |asked| u64::from(asked == channel));
         assert_eq!(others(&codec), [0, 0, 0, 1]);
     }
 }

@@ -214,8 +214,8 @@ mod tests {
 
     /// A batcher to a server that is not there.
     fn batcher() -> (Batcher, Inbox) {
-        let listens = Arc::new(|_: &str| false);
-        let codec = Codec { keys: Keys::new(""), scripts: &PLAIN, replicas: None, listens };
+        let own_listeners = Arc::new(|_: &str| 0);
+        let codec = Codec { keys: Keys::new(""), scripts: &PLAIN, replicas: None, own_listeners };
         let connection = Connection::Fleet(Fleet::nowhere());
         Batcher::open(CallContext::new(connection, codec, Clock::system()))
     }

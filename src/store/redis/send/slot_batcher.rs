@@ -215,8 +215,8 @@ mod tests {
 
     /// A batcher for a cluster in which every call fails at once, on the current runtime.
     fn batcher() -> (SlotBatcher, impl Future<Output = ()>) {
-        let listens = Arc::new(|_: &str| false);
-        let codec = Codec { keys: Keys::new(""), scripts: &SHARDED, replicas: None, listens };
+        let own_listeners = Arc::new(|_: &str| 0);
+        let codec = Codec { keys: Keys::new(""), scripts: &SHARDED, replicas: None, own_listeners };
         let connection = Connection::Fleet(Fleet::nowhere());
         SlotBatcher::new(CallContext::new(connection, codec, Clock::system()))
     }

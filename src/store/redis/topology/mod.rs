@@ -4,6 +4,7 @@ mod discover;
 pub(super) mod fleet;
 mod pool;
 pub(super) mod routes;
+pub(super) mod runtimes;
 mod sentinels;
 mod slot_map;
 mod survey;
@@ -17,6 +18,8 @@ use super::scripts::{Call, Script};
 use crate::error::{Error, Result};
 use crate::store::Signal;
 use fleet::Fleet;
+/// A server of a fleet.
+pub(super) use fred::types::config::Server;
 use routes::Routes;
 use std::future::Future;
 use std::pin::pin;

@@ -7,20 +7,15 @@ use super::discover::Discovery;
 use super::slot_map::SlotMap;
 use crate::error::Result;
 use crate::store::Signal;
-use crate::store::redis::link::address::{Address, Served};
-use crate::store::redis::link::successor::Successor;
+use crate::store::redis::link::address::Address;
+use crate::store::redis::link::subscription::{Heard, Messages, Subscription};
 use crate::store::redis::link::url::{Sentinels, Topology};
 use crate::util::panics::{caught, run_wakers};
 use crate::util::sync::Mutex;
 use crate::util::trace;
-use fred::clients::SubscriberClient;
-use fred::interfaces::{EventInterface, PubsubInterface};
-use fred::types::Message;
 use fred::types::config::Server;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -188,22 +183,21 @@ async fn watch_sentinel(
     let attempt = address.attempt;
     loop {
         // This is not cancelled half way, which would leave a connection behind.
-        let mut next = address.subscriber().await.ok();
-        let mut before: Option<Served<SubscriberClient>> = None;
-        while let Some(mut served) = next.take() {
-            let mut successor = Successor::new(&address, served.login.clone());
+        let mut next = Subscription::connect(&address).await.ok();
+        let mut before: Option<Subscription> = None;
+        while let Some(mut connection) = next.take() {
+            let mut successor = connection.successor(&address);
+            let mut messages = connection.messages();
             let listen = async {
-                let mut messages = served.client.message_rx();
-                let subscribe = served.client.subscribe("+switch-master");
-                let subscribed = timeout(attempt, subscribe).await;
+                let link = connection.link();
+                let subscribed = timeout(attempt, link.subscribe("+switch-master", false)).await;
                 if let Some(before) = before.take() {
                     before.close(attempt).await;
                 }
                 subscribed.ok()?.ok()?;
                 tokio::select! {
-                    // It ends with its connection.
-                    _ = &mut served.task => None,
-                    _ = caught("sentinels", pass_on(&routes, &mut messages)) => None,
+                    () = connection.ended() => None,
+                    _ = caught("sentinels", request_refreshes(&routes, &mut messages)) => None,
                     // It comes into use before the login of this one lapses.
                     successor = successor.made() => Some(successor),
                 }
@@ -212,9 +206,8 @@ async fn watch_sentinel(
             successor.abandon(attempt);
             match &next {
                 // It hears of a failover until the next one does.
-                Some(_) => before = Some(served),
-                None if served.task.is_finished() => {}
-                None => served.close(attempt).await,
+                Some(_) => before = Some(connection),
+                None => connection.close(attempt).await,
             }
         }
         if let Some(before) = before {
@@ -228,9 +221,9 @@ async fn watch_sentinel(
 }
 
 /// Has the sentinels asked now and for each message, until the connection is lost.
-async fn pass_on(routes: &Routes, messages: &mut Receiver<Message>) {
+async fn request_refreshes(routes: &Routes, messages: &mut Messages) {
     routes.request_refresh();
-    while !matches!(messages.recv().await, Err(RecvError::Closed)) {
+    while !matches!(messages.next().await, Heard::Nothing) {
         routes.request_refresh();
     }
 }

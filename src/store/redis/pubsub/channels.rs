@@ -42,23 +42,19 @@ impl ChannelMap {
 pub(super) struct Refused {
     channels: Channels,
     server: String,
+    /// Whether no other subscriber had one.
+    pub(super) is_first: bool,
 }
 
 impl Refused {
-    /// Records that a subscriber was refused a channel. Returns whether it is the first one.
-    pub(super) fn new(channels: &Channels, server: &str) -> FirstRefusal {
+    /// Records that a subscriber was refused a channel.
+    pub(super) fn new(channels: &Channels, server: &str) -> Self {
         let mut refusing = channels.refusing.lock();
         let count = refusing.entry(server.to_owned()).or_default();
         *count += 1;
-        let refused = Self { channels: Arc::clone(channels), server: server.to_owned() };
-        FirstRefusal { is_first: *count == 1, refused }
+        let is_first = *count == 1;
+        Self { channels: Arc::clone(channels), server: server.to_owned(), is_first }
     }
-}
-
-/// A refusal, and whether no other subscriber has one.
-pub(super) struct FirstRefusal {
-    pub(super) is_first: bool,
-    pub(super) refused: Refused,
 }
 
 impl Drop for Refused {
@@ -242,10 +238,10 @@ impl Channel {
 }
 
 /// What became of a request to subscribe.
-pub(super) type Subscribed = Result<()>;
+pub(in crate::store::redis) type Subscribed = Result<()>;
 
 /// A command to a subscriber.
-pub(super) enum Command {
+pub(in crate::store::redis) enum Command {
     /// Subscribes; answered when the subscription is there.
     Subscribe(String, oneshot::Sender<Subscribed>),
     /// Unsubscribes after a while: the last waiter has gone.
@@ -398,5 +394,148 @@ pub(super) async fn forward_messages(mut messages: Messages, channels: Channels)
             Heard::Lagged => wake(&channels, None),
             Heard::Nothing => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "c";
+
+    struct Ends {
+        handle: Handle,
+        post: Post,
+    }
+
+    impl Ends {
+        fn new() -> Self {
+            let (handle, post) = Handle::new(Number::next(), None);
+            Self { handle, post }
+        }
+
+        fn id(&self) -> Number {
+            self.post.id
+        }
+
+        fn must_leave(&mut self) -> bool {
+            matches!(self.post.commands.try_recv(), Ok(Command::Leave(name)) if name == NAME)
+        }
+    }
+
+    /// Returns the channels, with one that is at a subscriber and has a waiter.
+    fn at(first: &Ends) -> Channels {
+        let channels = Channels::default();
+        let mut channel = Channel::default();
+        channel.waiters.push(Signal::new());
+        channel.go_to(NAME, &first.handle.subscriber);
+        channels.lock().insert(NAME.to_owned(), channel);
+        channels
+    }
+
+    fn go_to(channels: &Channels, next: &Ends) {
+        channels.lock().get_mut(NAME).expect("a channel").go_to(NAME, &next.handle.subscriber);
+    }
+
+    #[test]
+    fn one_before_leaves_once_the_next_has_subscribed() {
+        let (mut first, next) = (Ends::new(), Ends::new());
+        let channels = at(&first);
+        arrived(&channels, NAME, first.id());
+        assert_eq!(listeners(&channels, NAME), 1);
+        go_to(&channels, &next);
+        assert!(!first.must_leave(), "messages would be missed");
+        // Its last waiter may have gone a while ago.
+        assert!(!forget(&channels, NAME, first.id()));
+        arrived(&channels, NAME, next.id());
+        assert!(first.must_leave());
+        assert_eq!(listeners(&channels, NAME), 2, "until it has left");
+        assert!(left(&channels, NAME, first.id()));
+        assert_eq!(listeners(&channels, NAME), 1);
+    }
+
+    #[test]
+    fn one_that_the_channel_comes_back_to_does_not_leave() {
+        let (first, next) = (Ends::new(), Ends::new());
+        let channels = at(&first);
+        arrived(&channels, NAME, first.id());
+        go_to(&channels, &next);
+        arrived(&channels, NAME, next.id());
+        go_to(&channels, &first);
+        assert!(!left(&channels, NAME, first.id()));
+        assert!(!forget(&channels, NAME, first.id()), "it has a waiter");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiters_are_woken_if_messages_may_have_been_missed() {
+        let (mut first, next) = (Ends::new(), Ends::new());
+        let channels = at(&first);
+        let waiter = channels.lock()[NAME].waiters[0].clone();
+        let is_woken =
+            async || tokio::time::timeout(std::time::Duration::ZERO, waiter.recv()).await.is_ok();
+        arrived(&channels, NAME, first.id());
+        assert!(!is_woken().await);
+        channels.lock().get_mut(NAME).expect("a channel").subscribed = false;
+        go_to(&channels, &next);
+        assert!(first.must_leave(), "it has nothing to wait for");
+        arrived(&channels, NAME, next.id());
+        assert!(is_woken().await);
+        assert_eq!(listeners(&channels, NAME), 1);
+    }
+
+    #[test]
+    fn channel_without_waiters_stays_only_until_all_have_left() {
+        let (mut first, next) = (Ends::new(), Ends::new());
+        let channels = at(&first);
+        arrived(&channels, NAME, first.id());
+        go_to(&channels, &next);
+        channels.lock().get_mut(NAME).expect("a channel").waiters.clear();
+        assert!(forget(&channels, NAME, next.id()));
+        assert!(first.must_leave());
+        assert_eq!(listeners(&channels, NAME), 1, "the first one still has it");
+        assert!(left(&channels, NAME, first.id()));
+        assert!(channels.lock().is_empty());
+    }
+
+    #[test]
+    fn one_that_has_ended_counts_no_more() {
+        let (first, next) = (Ends::new(), Ends::new());
+        let channels = at(&first);
+        arrived(&channels, NAME, first.id());
+        go_to(&channels, &next);
+        arrived(&channels, NAME, next.id());
+        drop(first);
+        assert_eq!(listeners(&channels, NAME), 1);
+    }
+
+    #[test]
+    fn second_runtime_makes_it_a_channel_of_several() {
+        let id = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            (runtime.handle().id(), runtime)
+        };
+        let ((one, _keep_one), (other, _keep_other)) = (id(), id());
+        let mut channel = Channel::default();
+        channel.used_by(Some(one));
+        channel.used_by(Some(one));
+        assert_eq!(channel.users, Users::One(one));
+        channel.used_by(Some(other));
+        channel.used_by(Some(one));
+        assert_eq!(channel.users, Users::Several);
+        let mut outside = Channel::default();
+        outside.used_by(None);
+        assert_eq!(outside.users, Users::Several);
+    }
+
+    #[test]
+    fn refusal_is_reported_once_for_a_server() {
+        let channels = Channels::default();
+        let first = Refused::new(&channels, "a");
+        assert!(first.is_first);
+        assert!(!Refused::new(&channels, "a").is_first);
+        assert!(Refused::new(&channels, "b").is_first);
+        drop(first);
+        assert!(Refused::new(&channels, "a").is_first);
+        assert!(channels.refusing.lock().is_empty());
     }
 }

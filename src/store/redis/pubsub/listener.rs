@@ -16,8 +16,8 @@
 //! come back.
 
 use super::channels::{
-    Channels, Command, FirstRefusal, Number, Refused, Subscribed, answer, arrived, begin_again,
-    forget, left, wake, wake_ours,
+    Channels, Command, Number, Refused, Subscribed, answer, arrived, begin_again, forget, left,
+    wake, wake_ours,
 };
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::redis::link::address::Address;
@@ -304,7 +304,8 @@ impl<'a> Listener<'a> {
         if error.is_unavailable() || self.work.refused.is_some() {
             return;
         }
-        let FirstRefusal { is_first, refused } = Refused::new(&self.work.channels, &self.work.name);
+        let refused = Refused::new(&self.work.channels, &self.work.name);
+        let is_first = refused.is_first;
         self.work.refused = Some(refused);
         if !is_first {
             return;

@@ -443,7 +443,7 @@ impl Subscriptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::pubsub::channels::wake;
+    use crate::store::redis::pubsub::channels::{Channel, wake};
     use tokio::time::Instant;
 
     fn waits(channels: &Channels) -> usize {
@@ -476,7 +476,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn backend_without_a_subscriber_keeps_nothing() {
         let (subscriptions, commands) = Subscriptions::detached();
-        let entry = Channel { subscribed: true, ..Channel::default() };
+        let Backend::One(handle) = &subscriptions.0.default else { unreachable!() };
+        let mut entry = Channel::default();
+        entry.go_to("c", &handle.subscriber);
+        entry.subscribed = true;
         subscriptions.0.channels.lock().insert("c".to_owned(), entry);
         let (first, second) = (
             subscriptions.subscribe("c".to_owned()).await.unwrap(),

@@ -29,7 +29,10 @@ impl Tls {
             identity: settings.identity.clone().filter(|identity| is_given(&identity.key)),
             library: settings.library,
         };
-        let make = || make(library, &given).map_err(|flaw| Error::invalid(flaw.text(&given)));
+        let make = || {
+            let made = Material::read(&given).and_then(|material| make(library, &material));
+            made.map_err(|flaw| Error::invalid(flaw.text(&given)))
+        };
         let reads_files = settings.ca.is_some() != given.ca.is_some()
             || settings.identity.is_some() != given.identity.is_some();
         if !reads_files {
@@ -65,16 +68,15 @@ impl Tls {
     }
 }
 
-/// Makes a connector. Reads files, which may block.
-pub(super) fn make(library: TlsLibrary, settings: &TlsSettings) -> Result<TlsConfig, Flaw> {
-    let material = Material::read(settings)?;
+/// Makes a connector.
+pub(super) fn make(library: TlsLibrary, material: &Material) -> Result<TlsConfig, Flaw> {
     let connector: TlsConnector = match library {
         #[cfg(feature = "rustls")]
-        TlsLibrary::Rustls => super::rustls::connector(&material, super::rustls::ring())?,
+        TlsLibrary::Rustls => super::rustls::connector(material, super::rustls::ring())?,
         #[cfg(feature = "rustls-aws-lc")]
-        TlsLibrary::RustlsAwsLc => super::rustls::connector(&material, super::rustls::aws_lc())?,
+        TlsLibrary::RustlsAwsLc => super::rustls::connector(material, super::rustls::aws_lc())?,
         #[cfg(feature = "native-tls")]
-        TlsLibrary::NativeTls => super::native::connector(&material)?,
+        TlsLibrary::NativeTls => super::native::connector(material)?,
         #[allow(unreachable_patterns, reason = "some are compiled in")]
         _ => return Err(Flaw::of_library("is not compiled in")),
     };

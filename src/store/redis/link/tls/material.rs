@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 /// What a library makes a connector of.
+#[derive(PartialEq, Eq)]
 pub(super) struct Material {
     /// `None`: the certificates of the platform.
     pub(super) ca: Option<Vec<Vec<u8>>>,
@@ -13,12 +14,14 @@ pub(super) struct Material {
 }
 
 /// A chain of certificates and its key, each certificate a PEM of its own.
+#[derive(PartialEq, Eq)]
 pub(super) struct Pair {
     pub(super) chain: Vec<Vec<u8>>,
     pub(super) key: Key,
 }
 
 /// A private key in PEM.
+#[derive(PartialEq, Eq)]
 pub(super) struct Key {
     #[cfg_attr(not(feature = "native-tls"), allow(dead_code, reason = "rustls reads every form"))]
     pub(super) form: Form,

@@ -3,6 +3,7 @@
 //! There is one thread at a time, and connections that are made meanwhile share what it reads. So nothing piles up.
 
 use super::connector::make;
+use super::material::{Flaw, Material};
 use crate::store::connect::tls::{TlsLibrary, TlsSettings};
 use crate::util::sync::Mutex;
 use fred::types::config::TlsConfig;
@@ -18,8 +19,17 @@ pub(in crate::store::redis::link) struct Reader(Arc<Shared>);
 struct Shared {
     library: TlsLibrary,
     settings: TlsSettings,
+    /// What was read last. While the files are as they were, it is used again: OpenSSL loads the certificates of the platform to
+    /// make one.
+    last: Mutex<Option<Made>>,
     /// What the thread reads, while there is one.
     under_way: Mutex<Option<watch::Receiver<Answer>>>,
+}
+
+/// A connector, and what it was made of.
+struct Made {
+    material: Material,
+    config: TlsConfig,
 }
 
 /// What was read, or what is wrong.
@@ -30,7 +40,9 @@ struct Reading(Arc<Shared>);
 
 impl Reader {
     pub(super) fn new(library: TlsLibrary, settings: TlsSettings) -> Self {
-        Self(Arc::new(Shared { library, settings, under_way: Mutex::default() }))
+        let shared =
+            Shared { library, settings, last: Mutex::default(), under_way: Mutex::default() };
+        Self(Arc::new(shared))
     }
 
     /// Reads the files, for at most `limit`.
@@ -59,14 +71,28 @@ impl Reader {
         let thread = std::thread::Builder::new().name("leasehold-certs".into());
         let started = thread.spawn(move || {
             let Reading(shared) = &reading;
-            let made = make(shared.library, &shared.settings);
-            answer.send_replace(Some(made.map_err(|flaw| flaw.text(&shared.settings))));
+            let read = read(shared).map_err(|flaw| flaw.text(&shared.settings));
+            answer.send_replace(Some(read));
         });
         started.map_or_else(
             |error| Err(format!("there is no thread to read the files: {error}")),
             |_| Ok(receiver),
         )
     }
+}
+
+/// Reads the files, which may block.
+fn read(shared: &Shared) -> Result<TlsConfig, Flaw> {
+    let material = Material::read(&shared.settings)?;
+    let mut last = shared.last.lock();
+    if let Some(made) = &*last
+        && made.material == material
+    {
+        return Ok(made.config.clone());
+    }
+    let config = make(shared.library, &material)?;
+    *last = Some(Made { material, config: config.clone() });
+    Ok(config)
 }
 
 impl Drop for Reading {

@@ -169,7 +169,8 @@
 //! # Features
 //!
 //! - `redis` (default): the Redis stores.
-//! - `rustls`: `rediss://` URLs. Turns on `redis`.
+//! - `rustls`, `rustls-aws-lc`, `native-tls`: `rediss://` URLs, by one [`TlsLibrary`] or another. Each turns on `redis`. The
+//!   [guide](guide::redis#tls) says what they need to build.
 //! - `zookeeper`: the ZooKeeper store.
 //! - `metrics`: [`Metrics`], an observer for the crate `metrics`.
 //! - `tower`: layers for axum, tonic, hyper and tower, in [`tower`].
@@ -225,7 +226,8 @@ pub use observe::{
 };
 pub use store::{
     Act, Check, Closed, Credentials, CredentialsProvider, CredentialsRequest, Finding, HolderId,
-    HolderInfo, Mark, Metadata, Mode, Note, Owner, PasswordFile, Preflight, Unfit, WaitingManager,
+    HolderInfo, Mark, Metadata, Mode, Note, Owner, PasswordFile, Preflight, TlsLibrary, Unfit,
+    WaitingManager,
 };
 pub use tokio_util::sync::CancellationToken;
 

@@ -8,9 +8,11 @@ use crate::observe::{Observer, Observers};
 use crate::store::MemoryStore;
 use crate::store::connect::provider::Provider;
 use crate::store::connect::remote::{Remote, Replicas};
-use crate::store::{CredentialsProvider, Fencing, Owner, Preflight, Store};
+use crate::store::connect::tls::{Identity, Pem};
+use crate::store::{CredentialsProvider, Fencing, Owner, Preflight, Store, TlsLibrary};
 #[cfg(doc)]
 use crate::{ErrorKind, Loss};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// 30 s, as Redisson's watchdog: long enough for a failover, short enough for a crash.
@@ -447,23 +449,84 @@ impl Builder {
         self
     }
 
-    /// Trusts the certificates in `pem`, of one CA or several, instead of those of the platform. For `rediss://` URLs, with the feature
-    /// `rustls`.
+    /// Trusts the certificates in `pem`, of one CA or several, instead of those of the platform. For `rediss://` URLs, with one
+    /// of the features of [`TlsLibrary`].
     ///
     /// It may hold several certificates: to replace a CA, trust the old and the new one for a while.
     ///
     /// Defaults to the certificates of the platform.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.remote.ca = Some(pem.into());
+        self.remote.tls.ca = Some(Pem::Given(pem.into()));
         self
     }
 
-    /// Presents a client certificate: a chain and its private key, in PEM. For `rediss://` URLs, with the feature
-    /// `rustls`.
+    /// Trusts the certificates in a file in PEM instead of those of the platform. For `rediss://` URLs. Replaces
+    /// [`tls_ca`](Self::tls_ca).
+    ///
+    /// The file is read each time a connection is made, so a CA can be replaced while the manager runs. Reading it delays no
+    /// connection that works. While it is missing or broken, a new connection fails with
+    /// [`Unavailable`](ErrorKind::Unavailable), and the message names the file; it is tried again. Connections that work stay
+    /// in use, with all leases.
+    ///
+    /// ```no_run
+    /// # async fn connected() -> leasehold::Result<()> {
+    /// use leasehold::LeaseManager;
+    ///
+    /// let leases = LeaseManager::builder()
+    ///     .tls_ca_file("/etc/redis/ca.pem")
+    ///     .tls_identity_files("/run/secrets/client.pem", "/run/secrets/client.key")
+    ///     .connect("rediss://redis.internal:6380")
+    ///     .await?;
+    /// # drop(leases);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Defaults to the certificates of the platform.
+    pub fn tls_ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.remote.tls.ca = Some(Pem::File(path.into()));
+        self
+    }
+
+    /// Presents a client certificate: a chain and its private key, in PEM. For `rediss://` URLs, with one of the features of
+    /// [`TlsLibrary`].
+    ///
+    /// The key has no passphrase. [`NativeTls`](TlsLibrary::NativeTls) wants it in PKCS#8, which begins with
+    /// `-----BEGIN PRIVATE KEY-----`. `openssl pkcs8 -topk8 -nocrypt -in old.key -out new.key` makes one of a key in another
+    /// form.
     ///
     /// Defaults to no certificate.
     pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.remote.identity = Some((chain.into(), key.into()));
+        self.remote.tls.identity =
+            Some(Identity { chain: Pem::Given(chain.into()), key: Pem::Given(key.into()) });
+        self
+    }
+
+    /// Presents a client certificate from two files in PEM: a chain and its private key, of the form that
+    /// [`tls_identity`](Self::tls_identity) wants. For `rediss://` URLs. Replaces [`tls_identity`](Self::tls_identity).
+    ///
+    /// The files are read each time a connection is made, as that of [`tls_ca_file`](Self::tls_ca_file), so a certificate can
+    /// be replaced before it ends. They need not change at the same moment: if they do not fit together, the connection is tried again.
+    /// Both may be the same file.
+    ///
+    /// Defaults to no certificate.
+    pub fn tls_identity_files(
+        mut self,
+        chain: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        self.remote.tls.identity =
+            Some(Identity { chain: Pem::File(chain.into()), key: Pem::File(key.into()) });
+        self
+    }
+
+    /// Chooses the library that makes TLS connections, where several are compiled in. For `rediss://` URLs.
+    ///
+    /// One whose feature is off is refused with [`Unsupported`](ErrorKind::Unsupported).
+    ///
+    /// Defaults to the first in the list of [`TlsLibrary`] whose feature is on.
+    pub fn tls_library(mut self, library: TlsLibrary) -> Self {
+        self.remote.tls.library = Some(library);
         self
     }
 

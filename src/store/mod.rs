@@ -21,6 +21,7 @@ pub use connect::credentials::{
 };
 pub use connect::options::ConnectOptions;
 pub use connect::preflight::{Check, Finding, Preflight, Unfit};
+pub use connect::tls::TlsLibrary;
 pub use contract::capabilities::{Capabilities, Line};
 pub use contract::keep::{Closed, Keep, Mark};
 pub(crate) use contract::metadata::manager_of;

@@ -65,12 +65,12 @@ impl Backend {
 
     fn one(url: &str, common: &Common) -> Result<Self> {
         let url = &normalized(url);
-        let tls = common.remote.has_tls() && url.starts_with("zookeeper:");
+        let tls = common.remote.tls.name().is_some() && url.starts_with("zookeeper:");
         if tls || SECURE_ZOOKEEPER.iter().any(|scheme| url.starts_with(scheme)) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "TLS to ZooKeeper is not supported; write zookeeper:// to the near end of a tunnel that speaks it, \
-                 and leave tls_ca and tls_identity out",
+                 and leave out all settings that begin with tls_",
             ));
         }
         if let Some(rest) = url.strip_prefix("memory:") {
@@ -137,8 +137,7 @@ impl Backend {
     #[cfg(feature = "redis")]
     fn redis(url: &str, common: &Common) -> Result<Self> {
         let Common { ttl, attempt, remote, client_name } = common;
-        Address::parse(url, &remote.prefix, *ttl, *attempt)?
-            .with(remote)
+        Address::parse(url, remote, *ttl, *attempt)
             .map(|address| Self::Redis(Box::new(address.named(client_name))))
     }
 
@@ -291,6 +290,7 @@ fn begins_with_scheme(text: &str) -> bool {
 mod tests {
     use super::*;
     use crate::store::connect::remote::Remote;
+    use crate::store::connect::tls::{Identity, Pem, TlsSettings};
 
     fn parsed(url: &str) -> Result<Backend> {
         let second = Duration::from_secs(1);
@@ -323,8 +323,11 @@ mod tests {
         let second = Duration::from_secs(1);
         let common =
             |remote| Common { ttl: second, attempt: second, remote, client_name: String::new() };
-        let ca = || Remote { ca: Some(Vec::new()), ..Remote::default() };
-        let identity = Remote { identity: Some((Vec::new(), Vec::new())), ..Remote::default() };
+        let with = |tls| Remote { tls, ..Remote::default() };
+        let empty = || Pem::Given(Vec::new());
+        let ca = || with(TlsSettings { ca: Some(empty()), ..TlsSettings::default() });
+        let identity = Identity { chain: empty(), key: empty() };
+        let identity = with(TlsSettings { identity: Some(identity), ..TlsSettings::default() });
         for (url, remote) in [
             ("zookeepers://me:hunter2@zk1", Remote::default()),
             ("zookeeper+tls://me:hunter2@zk1", Remote::default()),

@@ -1,8 +1,8 @@
 //! The public face: settings that a store does not have, identities, and calls outside a runtime.
 
 use super::*;
-use leasehold::Preflight;
 use leasehold::store::Quorum;
+use leasehold::{Preflight, TlsLibrary};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -25,7 +25,10 @@ async fn settings_that_a_store_does_not_have_are_refused() {
         ("sharded_pubsub", new().sharded_pubsub(true)),
         ("sharded_pubsub", new().sharded_pubsub(false)),
         ("tls_ca", new().tls_ca("pem")),
+        ("tls_ca_file", new().tls_ca_file("ca.pem")),
         ("tls_identity", new().tls_identity("chain", "key")),
+        ("tls_identity_files", new().tls_identity_files("chain.pem", "key.pem")),
+        ("tls_library", new().tls_library(TlsLibrary::Rustls)),
     ] {
         let connect = |url| builder.clone().connect(url);
         for (store, result) in [

@@ -38,11 +38,13 @@ fn tests_run_names_all_that_is_missing_at_once() {
     let output = run(programs.path());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
-    for missing in ["https://rustup.rs", "redis-server", "openssl", "ZOOKEEPER_CLASSPATH"] {
+    for missing in
+        ["https://rustup.rs", "a C compiler", "redis-server", "openssl", "ZOOKEEPER_CLASSPATH"]
+    {
         assert!(said.contains(missing), "{missing}: {said}");
     }
     if cfg!(target_os = "linux") {
-        assert!(said.contains("iproute2"), "{said}");
+        assert!(said.contains("iproute2") && said.contains("libssl-dev"), "{said}");
     }
 }
 
@@ -53,7 +55,7 @@ fn tests_run_says_what_it_installs_and_does_it_in_one_call() {
     let (did, said) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let line = said.lines().next().unwrap_or_default();
-    for package in ["redis-server", "openssl", "libzookeeper-java"] {
+    for package in ["gcc", "libssl-dev", "redis-server", "openssl", "libzookeeper-java"] {
         assert!(line.contains(package), "{package}: {said}");
     }
     assert_eq!(did.matches(" install -qy ").count(), 1, "{did}");

@@ -3,24 +3,29 @@
 
 use kit::Server;
 use kit::server::free_port;
-use leasehold::{Builder, Error, ErrorKind, LeaseManager};
+use leasehold::{Builder, Error, ErrorKind, LeaseManager, TlsLibrary};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+const LIBRARIES: [TlsLibrary; 3] =
+    [TlsLibrary::Rustls, TlsLibrary::RustlsAwsLc, TlsLibrary::NativeTls];
+
+fn openssl(dir: &Path, arguments: &str) {
+    let made = Command::new("openssl")
+        .args(arguments.split_whitespace())
+        .current_dir(dir)
+        .output()
+        .expect("openssl in PATH: apt-get install openssl, or run ./tests/run");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
 /// A CA, and certificates that it has signed: for localhost, and for a client.
 fn certificates() -> TempDir {
     let dir = tempfile::tempdir().expect("a directory");
-    let openssl = |arguments: &str| {
-        let made = Command::new("openssl")
-            .args(arguments.split_whitespace())
-            .current_dir(dir.path())
-            .output()
-            .expect("openssl in PATH: apt-get install openssl, or run ./tests/run");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    };
+    let openssl = |arguments: &str| openssl(dir.path(), arguments);
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     openssl(&format!("req -x509 {key} -keyout ca.key -out ca.crt -days 2 -subj /CN=leasehold-ca"));
     openssl(&format!(
@@ -85,8 +90,13 @@ fn server(certificates: &Path) -> (Server, u16) {
 
 /// Runs the test `story` once more, in a process that trusts the certificates in `trust`.
 fn run_story(story: &str, trust: &Path, port: u16) {
+    run_story_with(story, trust, port, &[]);
+}
+
+fn run_story_with(story: &str, trust: &Path, port: u16, more: &[(&str, &Path)]) {
     let child = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", story])
+        .envs(more.iter().copied())
         .env("SSL_CERT_FILE", trust)
         .env(URL, format!("rediss://localhost:{port}"))
         .output()
@@ -108,11 +118,40 @@ async fn server_whose_ca_is_trusted_is_locked_on() {
         assert_eq!(server.command(&["EXISTS", "redisson_lock_token:{tls}"]).int(), 1);
         return;
     };
-    let leases = LeaseManager::connect(&url).await.expect("a manager");
-    let lease = leases.lock("tls").lock().await.expect("a lease");
-    assert_eq!(leases.inspect("tls").await.expect("an answer").expect("held").hold_count, 1);
-    lease.unlock().await.expect("released");
-    leases.close().await.expect("closed");
+    for builder in in_each_library(LeaseManager::builder) {
+        let leases = builder.connect(&url).await.expect("a manager");
+        let lease = leases.lock("tls").lock().await.expect("a lease");
+        assert_eq!(leases.inspect("tls").await.expect("an answer").expect("held").hold_count, 1);
+        lease.unlock().await.expect("released");
+        leases.close().await.expect("closed");
+    }
+}
+
+/// Returns a builder for each library, and one for that which is used by default.
+fn in_each_library(builder: impl Fn() -> Builder) -> Vec<Builder> {
+    let chosen = LIBRARIES.map(|library| builder().tls_library(library));
+    chosen.into_iter().chain([builder()]).collect()
+}
+
+#[tokio::test]
+async fn ca_that_is_given_replaces_those_of_the_platform() {
+    const OTHER: &str = "LEASEHOLD_TLS_CA";
+    let Ok(url) = std::env::var(URL) else {
+        let (theirs, others) = (certificates(), certificates());
+        let (_server, port) = server(theirs.path());
+        let (trust, other) = (theirs.path().join("ca.crt"), others.path().join("ca.crt"));
+        let story = "tls::ca_that_is_given_replaces_those_of_the_platform";
+        run_story_with(story, &trust, port, &[(OTHER, &other)]);
+        return;
+    };
+    let other = std::env::var(OTHER).expect("a CA");
+    let given = || LeaseManager::builder().tls_ca(fs::read(&other).expect("a CA"));
+    let read = || LeaseManager::builder().tls_ca_file(&other);
+    for builder in in_each_library(given).into_iter().chain(in_each_library(read)) {
+        is_denied(&builder.connect(&url).await.expect_err("another CA"), "is not trusted");
+    }
+    // As the platform has it.
+    LeaseManager::connect(&url).await.expect("a manager").close().await.expect("closed");
 }
 
 #[tokio::test]
@@ -125,10 +164,12 @@ async fn server_whose_ca_is_not_trusted_is_refused() {
         assert!(server.command(&["KEYS", "*"]).list().is_empty());
         return;
     };
-    let start = Instant::now();
-    let error = LeaseManager::connect(&url).await.expect_err("not trusted");
-    is_denied(&error, "is not trusted; give the CA that has signed it to tls_ca");
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    for builder in in_each_library(LeaseManager::builder) {
+        let start = Instant::now();
+        let error = builder.connect(&url).await.expect_err("not trusted");
+        is_denied(&error, "is not trusted; give the CA that has signed it to tls_ca");
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
 }
 
 #[track_caller]
@@ -167,16 +208,27 @@ async fn builder_takes_a_private_ca_and_a_client_certificate() {
     let certificates = certificates();
     let (_server, port) = server_for(certificates.path(), "yes", &[]);
     let url = format!("rediss://localhost:{port}");
-    locks(known(certificates.path()), &url).await;
-    // By the address, which the certificate names too.
-    locks(known(certificates.path()), &format!("rediss://127.0.0.1:{port}")).await;
-    let start = Instant::now();
-    for (stranger, says) in
-        [(trusting(certificates.path()), "tls_identity"), (LeaseManager::builder(), "tls_ca")]
-    {
-        is_denied(&stranger.connect(&url).await.expect_err("a stranger"), says);
+    for library in LIBRARIES {
+        let known = || known(certificates.path()).tls_library(library);
+        locks(known(), &url).await;
+        // By the address, which the certificate names too.
+        locks(known(), &format!("rediss://127.0.0.1:{port}")).await;
+        let start = Instant::now();
+        for (stranger, says) in
+            [(trusting(certificates.path()), "tls_identity"), (LeaseManager::builder(), "tls_ca")]
+        {
+            let stranger = stranger.tls_library(library);
+            let error = stranger.connect(&url).await.expect_err("a stranger");
+            // OpenSSL ends the handshake before the server refuses, and the first request may fail before that is read.
+            let is_closed = library == TlsLibrary::NativeTls
+                && error.to_string().contains("closed the connection before it answered");
+            match is_closed && says == "tls_identity" {
+                true => assert!(error.to_string().contains(says), "{error:?}"),
+                false => is_denied(&error, says),
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{library:?}: {:?}", start.elapsed());
     }
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 /// Gives the server another certificate, for the connections that follow.
@@ -195,9 +247,12 @@ async fn certificate_that_does_not_fit_is_named_with_what_to_do() {
         ("other.crt", "is for other host names; connect by a name that it has"),
     ] {
         present(&server, &certificates.path().join(file));
-        let error = trusting(certificates.path()).connect(&url).await.expect_err(file);
-        is_denied(&error, says);
-        assert!(error.to_string().contains(&format!("localhost:{port}")), "{error}");
+        for library in LIBRARIES {
+            let builder = trusting(certificates.path()).tls_library(library);
+            let error = builder.connect(&url).await.expect_err(file);
+            is_denied(&error, says);
+            assert!(error.to_string().contains(&format!("localhost:{port}")), "{error}");
+        }
     }
     present(&server, &certificates.path().join("server.crt"));
     // As one replaces it: both are given.
@@ -205,7 +260,10 @@ async fn certificate_that_does_not_fit_is_named_with_what_to_do() {
     let both = ["ca.crt"].iter().flat_map(|file| {
         [&other, &certificates].map(|dir| fs::read(dir.path().join(file)).expect("a CA"))
     });
-    locks(LeaseManager::builder().tls_ca(both.collect::<Vec<_>>().concat()), &url).await;
+    let both = both.collect::<Vec<_>>().concat();
+    for builder in in_each_library(|| LeaseManager::builder().tls_ca(both.clone())) {
+        locks(builder, &url).await;
+    }
 }
 
 #[tokio::test]
@@ -216,27 +274,36 @@ async fn url_without_tls_where_it_is_wanted_is_named_and_the_reverse() {
         (format!("redis://localhost:{port}"), "rediss://"),
         (format!("rediss://localhost:{}", server.port()), "does it speak TLS on this port?"),
     ] {
-        let builder = match url.starts_with("rediss") {
-            true => trusting(certificates.path()),
-            false => LeaseManager::builder(),
+        let builders = match url.starts_with("rediss") {
+            true => in_each_library(|| trusting(certificates.path())),
+            false => vec![LeaseManager::builder()],
         };
-        let error = builder.ttl(Duration::from_secs(3)).connect(&url).await.expect_err(says);
-        println!("{url}: {error}");
-        assert!(error.to_string().contains(says), "{url}: {error:?}");
+        for builder in builders {
+            let error = builder.ttl(Duration::from_secs(3)).connect(&url).await.expect_err(says);
+            println!("{url}: {error}");
+            assert!(error.to_string().contains(says), "{url}: {error:?}");
+        }
     }
 }
+
+const LONG: Duration = Duration::from_secs(60);
 
 /// A manager that runs goes on trying, because the operator can put it right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificate_that_is_replaced_is_denied_until_it_is_right() {
-    const LONG: Duration = Duration::from_secs(60);
     let certificates = certificates();
-    let (server, port) = server(certificates.path());
+    let stories = LIBRARIES.map(|library| certificate_is_replaced(certificates.path(), library));
+    let [ring, aws_lc, native] = stories;
+    tokio::join!(ring, aws_lc, native);
+}
+
+async fn certificate_is_replaced(certificates: &Path, library: TlsLibrary) {
+    let (server, port) = server(certificates);
     let url = format!("rediss://localhost:{port}");
-    let builder = trusting(certificates.path()).ttl(Duration::from_secs(10));
+    let builder = trusting(certificates).ttl(Duration::from_secs(10)).tls_library(library);
     let leases = builder.connect(&url).await.expect("a manager");
     leases.lock("tls").lock().await.expect("a lease").unlock().await.expect("released");
-    present(&server, &certificates.path().join("expired.crt"));
+    present(&server, &certificates.join("expired.crt"));
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let error = kit::within(LONG, async {
         loop {
@@ -248,7 +315,7 @@ async fn certificate_that_is_replaced_is_denied_until_it_is_right() {
         }
     });
     is_denied(&error.await, "has expired; renew it");
-    present(&server, &certificates.path().join("server.crt"));
+    present(&server, &certificates.join("server.crt"));
     kit::within(LONG, async {
         while let Err(error) = leases.lock("tls").lock().await {
             assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
@@ -269,13 +336,17 @@ async fn certificates_count_for_every_node_of_a_cluster() {
         server.command(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok")
     })
     .await;
-    locks(known(certificates.path()), &format!("rediss-cluster://127.0.0.1:{port}")).await;
+    let url = format!("rediss-cluster://127.0.0.1:{port}");
+    for builder in in_each_library(|| known(certificates.path())) {
+        locks(builder, &url).await;
+    }
+    locks_over_cuts(certificates.path(), &url, &server).await;
 }
 
 #[tokio::test]
 async fn certificates_count_for_sentinels_and_servers() {
     let certificates = certificates();
-    let (_server, port) = server_for(certificates.path(), "yes", &["--tls-replication", "yes"]);
+    let (server, port) = server_for(certificates.path(), "yes", &["--tls-replication", "yes"]);
     let sentinel_port = free_port();
     let words = options(certificates.path(), sentinel_port, "yes");
     let lines: Vec<String> =
@@ -286,8 +357,14 @@ async fn certificates_count_for_sentinels_and_servers() {
     );
     let _sentinel = Server::start_sentinel(&config);
     let url = format!("rediss-sentinel://127.0.0.1:{sentinel_port}?sentinelServiceName=tls");
-    locks(known(certificates.path()), &url).await;
+    for builder in in_each_library(|| known(certificates.path())) {
+        locks(builder, &url).await;
+    }
+    locks_over_cuts(certificates.path(), &url, &server).await;
 }
+
+const HOLLOW: &str = "-----BEGIN CERTIFICATE-----\naHVudGVy\n-----END CERTIFICATE-----\n";
+const HOLLOW_KEY: &str = "-----BEGIN PRIVATE KEY-----\naHVudGVy\n-----END PRIVATE KEY-----\n";
 
 #[tokio::test]
 async fn certificates_without_sense_are_refused_and_not_shown() {
@@ -297,8 +374,10 @@ async fn certificates_without_sense_are_refused_and_not_shown() {
     let chain = file(&certificates, "client.crt");
     let table = [
         (LeaseManager::builder().tls_ca("nonsense"), tls, "no certificate"),
+        (LeaseManager::builder().tls_ca(HOLLOW), tls, "a certificate that cannot be read"),
         (known(certificates.path()), "redis://localhost:1", "write rediss://"),
         (LeaseManager::builder().tls_identity(chain.clone(), "nonsense"), tls, "no private key"),
+        (LeaseManager::builder().tls_identity(chain.clone(), HOLLOW_KEY), tls, "cannot be used"),
         (
             LeaseManager::builder().tls_identity(chain, file(&others, "client.key")),
             tls,
@@ -306,13 +385,287 @@ async fn certificates_without_sense_are_refused_and_not_shown() {
         ),
     ];
     for (builder, url, hint) in table {
-        let error = builder.connect(url).await.expect_err(hint);
-        assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
-        assert!(error.to_string().contains(hint), "{error}");
+        for library in LIBRARIES {
+            let error = builder.clone().tls_library(library).connect(url).await.expect_err(hint);
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{library:?}: {error:?}");
+            assert!(error.to_string().contains(hint), "{library:?}: {error}");
+        }
     }
+    let plain = LeaseManager::builder().tls_library(TlsLibrary::NativeTls);
+    let error = plain.connect("redis://localhost:1").await.expect_err("no TLS there");
+    assert!(error.to_string().contains("tls_library is for TLS"), "{error}");
     let error = known(certificates.path()).connect("memory:").await.expect_err("no TLS there");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
     let key = String::from_utf8(file(&certificates, "client.key")).expect("PEM");
     let shown = format!("{:?}", known(certificates.path()));
     assert!(key.lines().all(|line| !shown.contains(line)), "{shown}");
+}
+
+/// Keys are written in several forms.
+#[tokio::test]
+async fn key_in_another_form_works_or_is_refused_with_what_to_do() {
+    let certificates = certificates();
+    let dir = certificates.path();
+    let (_server, port) = server_for(dir, "yes", &[]);
+    let url = format!("rediss://localhost:{port}");
+    openssl(dir, "pkey -in client.key -traditional -out sec1.key");
+    openssl(
+        dir,
+        "req -newkey rsa:2048 -nodes -keyout rsa.key -out rsa.csr -subj /CN=client \
+         -addext basicConstraints=CA:FALSE",
+    );
+    openssl(
+        dir,
+        "x509 -req -in rsa.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out rsa.crt -days 2 -copy_extensions copy",
+    );
+    openssl(dir, "rsa -in rsa.key -traditional -out pkcs1.key");
+    openssl(dir, "pkcs8 -topk8 -in client.key -out encrypted.key -passout pass:hunter2");
+    openssl(dir, "pkcs8 -topk8 -nocrypt -in sec1.key -out converted.key");
+    let rustls = [TlsLibrary::Rustls, TlsLibrary::RustlsAwsLc];
+    let all = &LIBRARIES[..];
+    for (chain, key, good, says) in [
+        (
+            "client.crt",
+            "sec1.key",
+            &rustls[..],
+            "a private key in SEC 1; native-tls expects PKCS#8",
+        ),
+        ("rsa.crt", "pkcs1.key", &rustls[..], "a private key in PKCS#1; native-tls expects PKCS#8"),
+        (
+            "client.crt",
+            "encrypted.key",
+            &[],
+            "a private key with a passphrase; expected one without",
+        ),
+        ("rsa.crt", "rsa.key", all, ""),
+        ("client.crt", "converted.key", all, ""),
+    ] {
+        let file = |name: &str| fs::read(dir.join(name)).expect("a file");
+        for library in LIBRARIES {
+            let builder = trusting(dir).tls_library(library).tls_identity(file(chain), file(key));
+            if good.contains(&library) {
+                locks(builder, &url).await;
+                continue;
+            }
+            let error = builder.connect(&url).await.expect_err(key);
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{key}, {library:?}: {error}");
+            let text = error.to_string();
+            assert!(
+                text.contains(says) && text.contains("openssl pkcs8 -topk8 -nocrypt"),
+                "{text}"
+            );
+        }
+    }
+}
+
+/// Returns what a client says first. It gets no answer.
+async fn hello(builder: Builder) -> Vec<u8> {
+    use tokio::io::AsyncReadExt;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("rediss://localhost:{}", listener.local_addr().expect("an address").port());
+    let client = tokio::spawn(async move { builder.connect(&url).await });
+    let (mut stream, _) = listener.accept().await.expect("a client");
+    let mut hello = vec![0; 4096];
+    let length = stream.read(&mut hello).await.expect("a hello");
+    client.abort();
+    hello.truncate(length);
+    hello
+}
+
+/// fred itself would take native-tls here, and would panic without it, because rustls has two providers.
+#[tokio::test]
+async fn library_is_the_first_of_the_order_unless_one_is_chosen() {
+    // How the lists of key exchanges and ciphers differ: a fingerprint of the hello without its random parts.
+    let length = async |builder: Builder| {
+        let hello = hello(builder).await;
+        // Behind the version, the random bytes and the session: the ciphers.
+        let session = 43 + usize::from(hello[43]);
+        let ciphers = usize::from(u16::from_be_bytes([hello[session + 1], hello[session + 2]]));
+        let post_quantum = hello.windows(4).any(|bytes| bytes == [0, 24, 0x11, 0xec]);
+        (ciphers, post_quantum)
+    };
+    let builder = LeaseManager::builder;
+    let [ring, aws_lc, native] = LIBRARIES.map(|library| builder().tls_library(library));
+    let (ring, aws_lc) = (length(ring).await, length(aws_lc).await);
+    let (native, default) = (length(native).await, length(builder()).await);
+    println!("ring {ring:?}, aws_lc {aws_lc:?}, native {native:?}, default {default:?}");
+    assert_eq!(default, ring);
+    assert_ne!(ring, aws_lc);
+    assert!(native != ring && native != aws_lc);
+}
+
+/// Reads the certificates again, over cuts of all connections of a server.
+async fn locks_over_cuts(certificates: &Path, url: &str, server: &Server) {
+    for library in LIBRARIES {
+        let leases = reading(certificates, library).connect(url).await.expect("a manager");
+        for _ in 0..3 {
+            locked(&leases, "tls").await;
+            cut(server);
+        }
+        locked(&leases, "tls").await;
+        leases.close().await.expect("closed");
+    }
+}
+
+/// Copies certificates to where a manager reads them, as a secret store does.
+fn install(from: &Path, to: &Path) {
+    for name in ["ca.crt", "client.crt", "client.key"] {
+        let next = to.join("next");
+        fs::copy(from.join(name), &next).expect("copied");
+        fs::rename(next, to.join(name)).expect("replaced");
+    }
+}
+
+/// Reads the certificates in a directory.
+fn reading(dir: &Path, library: TlsLibrary) -> Builder {
+    let builder = LeaseManager::builder().tls_library(library).tls_ca_file(dir.join("ca.crt"));
+    builder.tls_identity_files(dir.join("client.crt"), dir.join("client.key"))
+}
+
+/// Has a server trust and present other certificates, and cuts its connections.
+fn move_to(server: &Server, certificates: &Path) {
+    let file = |name: &str| certificates.join(name).to_string_lossy().into_owned();
+    let (ca, chain, key) = (file("ca.crt"), file("server.crt"), file("server.key"));
+    let set =
+        ["CONFIG", "SET", "tls-ca-cert-file", &ca, "tls-cert-file", &chain, "tls-key-file", &key];
+    assert_eq!(server.command(&set).error(), None);
+    cut(server);
+}
+
+fn cut(server: &Server) {
+    for kind in ["normal", "pubsub"] {
+        server.command(&["CLIENT", "KILL", "TYPE", kind]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_that_change_are_read_at_the_next_connect() {
+    let (old, new) = (certificates(), certificates());
+    let stories = LIBRARIES.map(|library| files_change(old.path(), new.path(), library));
+    let [ring, aws_lc, native] = stories;
+    tokio::join!(ring, aws_lc, native);
+}
+
+async fn files_change(old: &Path, new: &Path, library: TlsLibrary) {
+    let (server, port) = server_for(old, "yes", &[]);
+    let url = format!("rediss://localhost:{port}");
+    let dir = tempfile::tempdir().expect("a directory");
+    install(old, dir.path());
+    let builder = reading(dir.path(), library).ttl(Duration::from_secs(6));
+    let leases = builder.connect(&url).await.expect("a manager");
+    let kept = leases.lock("kept").lock().await.expect("a lease");
+    // While nothing has changed, a cut connection is made again.
+    for _ in 0..3 {
+        cut(&server);
+        locked(&leases, "tls").await;
+    }
+    // Nothing that the old files have is of use from here on.
+    install(new, dir.path());
+    move_to(&server, new);
+    locked(&leases, "tls").await;
+    // Also the connection for wake-ups.
+    let lease = leases.lock("tls").lock().await.expect("a lease");
+    let other = reading(dir.path(), library).connect(&url).await.expect("a manager");
+    let waiter = tokio::spawn({
+        let mut handle = leases.lock("tls");
+        async move { handle.lock().await }
+    });
+    lease.unlock().await.expect("released");
+    waiter.await.expect("no panic").expect("a lease").unlock().await.expect("released");
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert!(kept.check().is_ok(), "{library:?}: {:?}", kept.check());
+    kept.unlock().await.expect("released");
+    for leases in [leases, other] {
+        leases.close().await.expect("closed");
+    }
+}
+
+/// Locks, however often a request is on its way when a connection is cut.
+async fn locked(leases: &LeaseManager, name: &str) {
+    kit::within(LONG, async {
+        loop {
+            match leases.lock(name).lock().await {
+                Ok(lease) => return lease.unlock().await.expect("released"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn file_that_is_missing_or_broken_is_named_and_costs_no_lease() {
+    let certificates = certificates();
+    let stories = LIBRARIES.map(|library| files_break(certificates.path(), library));
+    let [ring, aws_lc, native] = stories;
+    tokio::join!(ring, aws_lc, native);
+}
+
+async fn files_break(certificates: &Path, library: TlsLibrary) {
+    let (server, port) = server_for(certificates, "yes", &[]);
+    let url = format!("rediss://localhost:{port}");
+    let dir = tempfile::tempdir().expect("a directory");
+    let missing = reading(dir.path(), library).connect(&url).await.expect_err("no files");
+    assert_eq!(missing.kind(), ErrorKind::Unavailable, "{missing:?}");
+    let named =
+        format!("the file {} of tls_ca_file cannot be read", dir.path().join("ca.crt").display());
+    assert!(missing.to_string().contains(&named), "{missing}");
+
+    install(certificates, dir.path());
+    let builder = reading(dir.path(), library).ttl(Duration::from_secs(6));
+    let leases = builder.connect(&url).await.expect("a manager");
+    let kept = leases.lock("kept").lock().await.expect("a lease");
+    let key = dir.path().join("client.key");
+    // With a connection that works nobody needs the files, for longer than a lease lives.
+    fs::remove_file(&key).expect("removed");
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert!(kept.check().is_ok());
+    for (content, says) in [
+        (None, "cannot be read"),
+        (Some(""), "has no private key"),
+        (Some(HOLLOW_KEY), "cannot be used"),
+    ] {
+        if let Some(content) = content {
+            fs::write(&key, content).expect("written");
+        }
+        cut(&server);
+        let error = kit::within(LONG, async {
+            loop {
+                match leases.lock("tls").try_lock().await {
+                    Err(error) if !error.to_string().contains("no certificates for TLS") => {}
+                    other => return other.expect_err("no key"),
+                }
+            }
+        });
+        let error = error.await;
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        let named = format!("the file {} of tls_identity_files", key.display());
+        assert!(error.to_string().contains(&named), "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+        assert!(!error.to_string().contains("aHVudGVy"), "{error}");
+        install(certificates, dir.path());
+        locked(&leases, "tls").await;
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(kept.check().is_ok(), "{library:?}: {:?}", kept.check());
+    leases.close().await.expect("closed");
+}
+
+/// As in a file system whose server is gone.
+#[tokio::test]
+async fn file_that_hangs_keeps_nobody_for_long() {
+    let certificates = certificates();
+    let (_server, port) = server(certificates.path());
+    let pipe = certificates.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    let builder = LeaseManager::builder().tls_ca_file(&pipe).ttl(Duration::from_secs(6));
+    let url = format!("rediss://localhost:{port}");
+    let connecting = builder.connect(&url);
+    let error =
+        kit::within(Duration::from_secs(20), connecting).await.expect_err("nothing to read");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert!(error.to_string().contains("the files are not read after 1s"), "{error}");
+    // The thread ends.
+    fs::write(&pipe, "").expect("written");
 }

@@ -10,3 +10,8 @@ pub(super) mod preflight;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for the connections to Redis"))]
 pub(crate) mod provider;
 pub(crate) mod remote;
+#[cfg_attr(
+    not(any(feature = "rustls", feature = "rustls-aws-lc", feature = "native-tls")),
+    allow(dead_code, reason = "for connections with TLS")
+)]
+pub(crate) mod tls;

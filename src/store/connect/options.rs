@@ -4,9 +4,11 @@ use super::credentials::CredentialsProvider;
 use super::preflight::Preflight;
 use super::provider::Provider;
 use super::remote::{Remote, Replicas};
+use super::tls::{Identity, Pem, TlsLibrary};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::contract::metadata::Owner;
 use std::future::Future;
+use std::path::PathBuf;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -97,22 +99,55 @@ impl ConnectOptions {
         self
     }
 
-    /// Trusts the certificates in `pem` instead of those of the platform. For `rediss` URLs, with the feature `rustls`.
-    ///
-    /// It may hold several certificates: to replace a CA, trust the old and the new one for a while.
+    /// Trusts the certificates in `pem` instead of those of the platform, as [`Builder::tls_ca`](crate::Builder::tls_ca).
+    /// For `rediss` URLs.
     ///
     /// Defaults to the certificates of the platform.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.remote.ca = Some(pem.into());
+        self.remote.tls.ca = Some(Pem::Given(pem.into()));
         self
     }
 
-    /// Presents a client certificate: a chain and its private key, in PEM. For `rediss` URLs, with the feature
-    /// `rustls`.
+    /// Trusts the certificates in a file, which is read each time a connection is made, as
+    /// [`Builder::tls_ca_file`](crate::Builder::tls_ca_file). For `rediss` URLs. Replaces [`tls_ca`](Self::tls_ca).
+    ///
+    /// Defaults to the certificates of the platform.
+    pub fn tls_ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.remote.tls.ca = Some(Pem::File(path.into()));
+        self
+    }
+
+    /// Presents a client certificate: a chain and its private key, in PEM, as
+    /// [`Builder::tls_identity`](crate::Builder::tls_identity). For `rediss` URLs.
     ///
     /// Defaults to no certificate.
     pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.remote.identity = Some((chain.into(), key.into()));
+        self.remote.tls.identity =
+            Some(Identity { chain: Pem::Given(chain.into()), key: Pem::Given(key.into()) });
+        self
+    }
+
+    /// Presents a client certificate from files, which are read each time a connection is made, as
+    /// [`Builder::tls_identity_files`](crate::Builder::tls_identity_files). For `rediss` URLs. Replaces
+    /// [`tls_identity`](Self::tls_identity).
+    ///
+    /// Defaults to no certificate.
+    pub fn tls_identity_files(
+        mut self,
+        chain: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        self.remote.tls.identity =
+            Some(Identity { chain: Pem::File(chain.into()), key: Pem::File(key.into()) });
+        self
+    }
+
+    /// Chooses the library that makes TLS connections, as [`Builder::tls_library`](crate::Builder::tls_library). For `rediss`
+    /// URLs.
+    ///
+    /// Defaults to the first in the list of [`TlsLibrary`] whose feature is on.
+    pub fn tls_library(mut self, library: TlsLibrary) -> Self {
+        self.remote.tls.library = Some(library);
         self
     }
 

@@ -2,6 +2,7 @@
 
 use super::preflight::Preflight;
 use super::provider::Provider;
+use super::tls::TlsSettings;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::contract::name::check_prefix;
 use std::fmt;
@@ -16,10 +17,7 @@ pub(crate) struct Remote {
     pub(crate) preflight: Option<Preflight>,
     /// `None`: where there is a cluster.
     pub(crate) sharded_pubsub: Option<bool>,
-    /// Certificates of authorities, in PEM.
-    pub(crate) ca: Option<Vec<u8>>,
-    /// A chain of certificates and its key, in PEM.
-    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) tls: TlsSettings,
     /// In place of the user and the password of the URL.
     pub(crate) credentials: Option<Provider>,
 }
@@ -66,15 +64,9 @@ impl Remote {
             ("replicas", self.replicas.is_some()),
             ("preflight", self.preflight.is_some()),
             ("sharded_pubsub", self.sharded_pubsub.is_some()),
-            ("tls_ca", self.ca.is_some()),
-            ("tls_identity", self.identity.is_some()),
             ("credentials", self.credentials.is_some()),
         ];
-        set.iter().find_map(|(name, set)| set.then_some(*name))
-    }
-
-    pub(crate) fn has_tls(&self) -> bool {
-        self.ca.is_some() || self.identity.is_some()
+        set.iter().find_map(|(name, set)| set.then_some(*name)).or(self.tls.name())
     }
 }
 
@@ -94,8 +86,9 @@ impl fmt::Debug for Remote {
             .field("replicas", &self.replicas)
             .field("preflight", &self.preflight)
             .field("sharded_pubsub", &self.sharded_pubsub)
-            .field("ca", &self.ca.is_some())
-            .field("identity", &self.identity.is_some())
+            .field("ca", &self.tls.ca.is_some())
+            .field("identity", &self.tls.identity.is_some())
+            .field("library", &self.tls.library)
             .field("credentials", &self.credentials.is_some())
             .finish()
     }

@@ -147,7 +147,7 @@ impl RedisStore {
     /// Safe. If it is dropped, the connections are closed.
     pub async fn connect_with(url: &str, options: &ConnectOptions) -> Result<Self> {
         let Common { ttl, attempt, remote, client_name } = options.common()?;
-        let address = Address::parse(url, &remote.prefix, ttl, attempt)?.with(&remote)?;
+        let address = Address::parse(url, &remote, ttl, attempt)?;
         let address = address.named(&client_name);
         in_task(Self::open(address, Clock::system())).await
     }

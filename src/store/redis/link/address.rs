@@ -1,9 +1,9 @@
 //! Makes connections to an address.
 
-use super::errors::{Failure, classify, classify_connect, not_connected_in_time};
+use super::errors::{Failure, classify_connect, not_connected_in_time};
 use super::health::Refusals;
 use super::login::Login;
-use super::tls;
+use super::tls::Tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::credentials::CredentialsRequest;
@@ -87,6 +87,8 @@ pub(crate) struct Address {
     pub(super) refusals: Arc<Refusals>,
     /// In place of a user and a password in `config`.
     credentials: Option<Provider>,
+    /// `None` without TLS.
+    tls: Option<Tls>,
     is_sentinel: bool,
 }
 
@@ -97,51 +99,53 @@ impl fmt::Debug for Address {
 }
 
 impl Address {
-    /// Checks a URL without connecting. Errors never echo it: it may hold a password.
-    pub(crate) fn parse(url: &str, prefix: &str, ttl: Duration, attempt: Duration) -> Result<Self> {
-        let url::Parsed { config, topology } = url::parse(url)?;
-        let prefix = prefix.to_owned();
-        Ok(Self {
-            config,
-            topology,
-            prefix,
-            ttl,
-            attempt,
-            replicas: None,
-            plain_pubsub: false,
-            preflight: Preflight::default(),
-            node: None,
-            outages: Outages::new(ttl, attempt),
-            client_name: "leasehold".to_owned(),
-            refusals: Arc::default(),
-            credentials: None,
-            is_sentinel: false,
-        })
-    }
-
-    /// Adds the settings that a URL cannot have.
-    pub(crate) fn with(mut self, remote: &Remote) -> Result<Self> {
-        let cluster = matches!(self.topology, Topology::Cluster(_));
+    /// Checks a URL, and the settings that it cannot have, without connecting. Errors never echo it: it may hold a password.
+    pub(crate) fn parse(
+        url: &str,
+        remote: &Remote,
+        ttl: Duration,
+        attempt: Duration,
+    ) -> Result<Self> {
+        let url::Parsed { config, topology, tls } = url::parse(url)?;
+        let cluster = matches!(topology, Topology::Cluster(_));
         if remote.sharded_pubsub == Some(true) && !cluster {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "sharded_pubsub(true) needs a redis-cluster:// URL; leave it out (a cluster uses it by default)",
             ));
         }
-        (self.replicas, self.plain_pubsub) =
-            (remote.replicas, remote.sharded_pubsub == Some(false));
-        self.preflight = remote.preflight.unwrap_or_default();
-        if remote.has_tls() {
-            tls::configure(&mut self.config, remote)?;
-        }
-        if remote.credentials.is_some() && self.has_login() {
+        let tls = match remote.tls.name() {
+            Some(setting) if !tls => {
+                return Err(Error::invalid(format!(
+                    "{setting} is for TLS; write rediss:// (or rediss-sentinel://, rediss-cluster://), or leave it out"
+                )));
+            }
+            _ => tls.then(|| Tls::new(&remote.tls)).transpose()?,
+        };
+        let address = Self {
+            config,
+            topology,
+            prefix: remote.prefix.clone(),
+            ttl,
+            attempt,
+            replicas: remote.replicas,
+            plain_pubsub: remote.sharded_pubsub == Some(false),
+            preflight: remote.preflight.unwrap_or_default(),
+            node: None,
+            outages: Outages::new(ttl, attempt),
+            client_name: "leasehold".to_owned(),
+            refusals: Arc::default(),
+            credentials: remote.credentials.clone(),
+            tls,
+            is_sentinel: false,
+        };
+        if remote.credentials.is_some() && address.has_login() {
             return Err(Error::invalid(
                 "the URL has a user or a password, and `credentials` is set, too; leave them out of the URL, and have \
                  the provider return them",
             ));
         }
-        self.credentials.clone_from(&remote.credentials);
-        Ok(self)
+        Ok(address)
     }
 
     /// Returns whether the URL has a user or a password.
@@ -214,10 +218,21 @@ impl Address {
         Some(Arc::new(Login::new(provider, request, limit)))
     }
 
-    fn builder(&self, capacity: usize, login: Option<&Arc<Login>>) -> Builder {
+    /// Returns the configuration of a client that is made now. Reads the files of certificates, if there are some.
+    async fn configured(&self, login: Option<&Arc<Login>>) -> Result<Config, Failure> {
         let mut config = self.config.clone();
         config.credential_provider =
             login.map(|login| Arc::clone(login) as Arc<dyn CredentialProvider>);
+        if let Some(tls) = &self.tls
+            && let Err(failure) = tls.configure(&mut config, self.connect_timeout()).await
+        {
+            self.outages.failed(&self.server_address(), &self.explain(&failure));
+            return Err(failure);
+        }
+        Ok(config)
+    }
+
+    fn builder(&self, capacity: usize, config: Config) -> Builder {
         let mut builder = Builder::from_config(config);
         builder.set_connection_config(ConnectionConfig {
             connection_timeout: self.connect_timeout(),
@@ -243,14 +258,23 @@ impl Address {
         builder
     }
 
-    /// Returns the builder of clients that replace a lost connection themselves.
-    fn lasting(&self, login: Option<&Arc<Login>>) -> Builder {
-        let longest = millis(self.longest_pause());
-        let mut policy = ReconnectPolicy::new_exponential(0, millis(FIRST_RECONNECT), longest, 2);
-        policy.set_jitter(longest / 4);
-        let mut builder = self.builder(EVENTS, login);
-        builder.set_policy(policy);
+    /// Returns the builder of clients that replace a lost connection themselves, unless each connection needs a client of its
+    /// own.
+    fn lasting(&self, config: Config) -> Builder {
+        let mut builder = self.builder(EVENTS, config);
+        if !self.ends_with_connection() {
+            let longest = millis(self.longest_pause());
+            let mut policy =
+                ReconnectPolicy::new_exponential(0, millis(FIRST_RECONNECT), longest, 2);
+            policy.set_jitter(longest / 4);
+            builder.set_policy(policy);
+        }
         builder
+    }
+
+    /// Returns whether a client ends with its connection, because the next one reads certificates again, which fred cannot do.
+    pub(super) fn ends_with_connection(&self) -> bool {
+        self.tls.as_ref().is_some_and(Tls::reads_files)
     }
 
     /// Returns the longest pause between two attempts to connect.
@@ -273,33 +297,33 @@ impl Address {
     }
 
     pub(in crate::store::redis) async fn client(&self) -> Result<Served<Client>> {
-        let login = self.login();
-        let client = self.lasting(login.as_ref()).build().map_err(|error| classify(&error))?;
-        self.init(client, login).await
+        self.fresh().await.map_err(|failure| self.cannot_connect(&failure))
     }
 
     /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred.
     pub(super) async fn fresh(&self) -> Result<Served<Client>, Failure> {
         let login = self.login();
-        self.connect(self.lasting(login.as_ref()).build()?, login).await
+        let config = self.configured(login.as_ref()).await?;
+        self.connect(self.lasting(config).build()?, login).await
     }
 
     /// Connects a client that ends with its connection: its owner makes the next.
     pub(in crate::store::redis) async fn subscriber(&self) -> Result<Served<SubscriberClient>> {
-        let login = self.login();
-        let builder = self.builder(MESSAGES, login.as_ref());
-        let client = builder.build_subscriber_client().map_err(|error| classify(&error))?;
-        self.init(client, login).await
+        let connected = async {
+            let login = self.login();
+            let config = self.configured(login.as_ref()).await?;
+            let client = self.builder(MESSAGES, config).build_subscriber_client()?;
+            self.connect(client, login).await
+        };
+        connected.await.map_err(|failure| self.cannot_connect(&failure))
     }
 
-    async fn init<C: ClientLike>(&self, client: C, login: Option<Arc<Login>>) -> Result<Served<C>> {
-        self.connect(client, login).await.map_err(|failure| {
-            self.explain(&failure).at(&format!("cannot connect to {}", self.server_address()))
-        })
+    fn cannot_connect(&self, failure: &Failure) -> Error {
+        self.explain(failure).at(&format!("cannot connect to {}", self.server_address()))
     }
 
     fn explain(&self, failure: &Failure) -> Error {
-        let tls = tls::is_on(&self.config);
+        let tls = self.tls.is_some();
         match failure.kind() {
             Kind::Timeout => not_connected_in_time(tls),
             _ => classify_connect(failure, tls),
@@ -413,7 +437,7 @@ mod tests {
     #[test]
     fn address_shows_nothing() {
         let t = Duration::from_secs(1);
-        let address = Address::parse("redis://u:hunter2@host", "app:", t, t).unwrap();
+        let address = Address::parse("redis://u:hunter2@host", &Remote::default(), t, t).unwrap();
         assert!(!format!("{address:?}").contains("hunter2"));
     }
 
@@ -428,7 +452,7 @@ mod tests {
             ("redis-cluster://host", false, true),
         ] {
             let remote = Remote { sharded_pubsub: Some(on), ..Remote::default() };
-            let address = Address::parse(url, "", t, t).unwrap().with(&remote);
+            let address = Address::parse(url, &remote, t, t);
             assert_eq!(address.as_ref().err().map(Error::kind).is_none(), good, "{url} {on}");
         }
     }
@@ -442,7 +466,11 @@ mod tests {
             ("redis-cluster://host", false),
             ("redis-sentinel://host?sentinelServiceName=m", false),
         ] {
-            assert_eq!(Address::parse(url, "", t, t).unwrap().is_one_server(), one, "{url}");
+            assert_eq!(
+                Address::parse(url, &Remote::default(), t, t).unwrap().is_one_server(),
+                one,
+                "{url}"
+            );
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Classifies the failures of fred.
 
+use super::tls;
 use crate::error::{Error, ErrorKind, Fate};
 use crate::store::connect::provider;
 
@@ -43,7 +44,7 @@ pub(in crate::store::redis) fn classify(error: &Failure) -> Error {
         let error = Error::new(why.kind(), message).with_fate(Fate::NotExecuted).with_source(why);
         return error.for_all_names();
     }
-    if text.starts_with(provider::FAILED) {
+    if text.starts_with(provider::FAILED) || text.starts_with(tls::FAILED) {
         let error = Error::new(ErrorKind::Unavailable, text.to_owned());
         return error.with_fate(Fate::NotExecuted).for_all_names();
     }
@@ -54,8 +55,7 @@ pub(in crate::store::redis) fn classify(error: &Failure) -> Error {
     // Whatever fred reports, the server may have run the command.
     let (kind, message) = match error.kind() {
         Kind::IO => io_message(text),
-        #[cfg(feature = "rustls")]
-        Kind::Tls => io_message(text),
+        kind if tls::is_failure(kind) => io_message(text),
         Kind::Auth => (ErrorKind::Denied, WRONG_USER),
         Kind::Timeout => (ErrorKind::Unavailable, "the server did not answer in time"),
         Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed"),
@@ -79,13 +79,17 @@ pub(super) fn classify_connect(error: &Failure, with_tls: bool) -> Error {
     let classified = classify(error);
     // Such words of a provider are about another connection.
     let is_providers = error.details().starts_with(provider::FAILED);
-    if with_tls || is_providers || !CLOSED.iter().any(|words| error.details().contains(words)) {
+    if is_providers || !CLOSED.iter().any(|words| error.details().contains(words)) {
         return classified;
     }
-    classified.with_message(
+    let message = if with_tls {
+        // With TLS 1.3 the refusal may come behind the first request, which then fails before the refusal is read.
+        "the server closed the connection before it answered; if it asks for a client certificate, give one that it trusts \
+         to tls_identity"
+    } else {
         "the server closed the connection before it answered; if it wants TLS on this port, write rediss:// in the URL"
-            .to_owned(),
-    )
+    };
+    classified.with_message(message.to_owned())
 }
 
 /// The error of a first connection that was not there in time.
@@ -101,58 +105,58 @@ pub(super) fn not_connected_in_time(with_tls: bool) -> Error {
 
 const CONNECTION_FAILED: &str = "the connection to the server failed";
 
-/// Explains a failure of a connection by its text: the words of rustls, of the system, or of the resolver.
+/// Explains a failure of a connection by its text: the words of rustls, of OpenSSL, of the system, or of the resolver.
 ///
 /// A certificate that is not trusted is no outage, so it is reported at once. A manager that runs goes on trying to connect
 /// all the same, and recovers when the certificate is replaced.
 fn io_message(text: &str) -> (ErrorKind, &'static str) {
     use ErrorKind::{Denied, Invalid, Unavailable};
-    let table = [
+    let table: [(&[&str], ErrorKind, &str); 9] = [
         (
-            "ConnectionRefused",
+            &["ConnectionRefused"],
             Unavailable,
             "connection refused: nothing is listening at the server's address; start the server, or correct the port",
         ),
         (
-            "failed to lookup address",
+            &["failed to lookup address"],
             Unavailable,
             "the name of the host cannot be resolved; check its spelling, and the DNS of this machine",
         ),
         (
-            "NotValidForName",
+            &["NotValidForName", "hostname mismatch", "IP address mismatch"],
             Denied,
             "the server's certificate is for other host names; connect by a name that it has, or issue one for this name",
         ),
         (
-            "(Expired",
+            &["(Expired", "certificate has expired"],
             Denied,
             "the server's certificate has expired; renew it, or correct the clock of this machine",
         ),
         (
-            "(NotValidYet",
+            &["(NotValidYet", "certificate is not yet valid"],
             Denied,
             "the server's certificate is not valid yet; correct the clock of this machine, or the certificate",
         ),
         (
-            "InvalidCertificate",
+            &["InvalidCertificate", "certificate verify failed"],
             Denied,
             "the server's certificate is not trusted; give the CA that has signed it to tls_ca",
         ),
         (
-            "AlertReceived",
+            &["AlertReceived", " alert "],
             Denied,
             "the server refuses this client by TLS; if it wants a certificate, give one that it trusts to tls_identity",
         ),
         (
-            "InvalidContentType",
+            &["InvalidContentType", "wrong version number"],
             Invalid,
             "the server does not speak TLS on this port; write redis:// in the URL, or correct the port",
         ),
-        ("NotFound", Unavailable, "there is no such socket"),
+        (&["NotFound"], Unavailable, "there is no such socket"),
     ];
     table
         .into_iter()
-        .find(|(words, ..)| text.contains(words))
+        .find(|(words, ..)| words.iter().any(|words| text.contains(words)))
         .map_or((Unavailable, CONNECTION_FAILED), |(_, kind, message)| (kind, message))
 }
 
@@ -204,7 +208,7 @@ mod tests {
                 "other host names",
             ),
             (Kind::IO, "InvalidCertificate(UnknownIssuer)", Denied, Fate::Unknown, "tls_ca"),
-            #[cfg(feature = "rustls")]
+            #[cfg(any(feature = "rustls", feature = "rustls-aws-lc", feature = "native-tls"))]
             (
                 Kind::Tls,
                 "AlertReceived(CertificateRequired)",
@@ -219,7 +223,35 @@ mod tests {
                 Fate::Unknown,
                 "does not speak TLS",
             ),
+            (
+                Kind::IO,
+                "reason: \"certificate verify failed\", error: \"hostname mismatch\"",
+                Denied,
+                Fate::Unknown,
+                "other host names",
+            ),
+            (
+                Kind::IO,
+                "reason: \"certificate verify failed\", error: \"unable to get local issuer certificate\"",
+                Denied,
+                Fate::Unknown,
+                "tls_ca",
+            ),
+            (
+                Kind::IO,
+                "reason: \"tlsv13 alert certificate required\"",
+                Denied,
+                Fate::Unknown,
+                "tls_identity",
+            ),
             (Kind::Canceled, "", Unavailable, Fate::Unknown, "was closed"),
+            (
+                Kind::Unknown,
+                "no certificates for TLS: the file a",
+                Unavailable,
+                Fate::NotExecuted,
+                "the file a",
+            ),
             (Kind::Backpressure, "", Unavailable, Fate::Unknown, "an error"),
             (Kind::Protocol, "", Unavailable, Fate::Unknown, "is it Redis?"),
             (Kind::Parse, "", Unavailable, Fate::Unknown, "is it Redis?"),
@@ -273,6 +305,10 @@ mod tests {
         let reset = "the credentials provider failed: ConnectionReset";
         let error = classify_connect(&Failure::new(Kind::Unknown, reset), false);
         assert_eq!(error.message(), reset);
+        for (with_tls, says) in [(false, "rediss://"), (true, "tls_identity")] {
+            let error = classify_connect(&Failure::new(Kind::IO, "ConnectionReset"), with_tls);
+            assert!(error.message().contains(says), "{error}");
+        }
         assert!(is_unsent(&super::classify(&unsent(None))));
     }
 

@@ -202,6 +202,10 @@ impl Keeper {
         self.health.begin_reconnecting();
         self.reason = Some(Reason::Ended);
         self.plan();
+        // As each time that a connection is lost.
+        if self.address.ends_with_connection() {
+            return;
+        }
         let why = match how {
             Ok(Ok(())) => "it was closed".to_owned(),
             Ok(Err(failure)) => failure.details().to_owned(),

@@ -1,6 +1,6 @@
 //! Parses and checks URLs. Errors never echo them, because they may hold a password.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::store::connect::percent::decode;
 use fred::types::config::{Config, Server, ServerConfig};
 
@@ -9,6 +9,8 @@ pub(super) struct Parsed {
     /// The configuration for one server. In a fleet, each server has its own address in it.
     pub(in crate::store::redis) config: Config,
     pub(in crate::store::redis) topology: Topology,
+    /// Whether the URL asks for TLS. `config` has none: fred would choose a library, and panics if rustls has two providers.
+    pub(super) tls: bool,
 }
 
 /// The kind of deployment, and the servers that know its members.
@@ -61,19 +63,10 @@ pub(super) fn parse(url: &str) -> Result<Parsed> {
         ));
     }
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let single = |config| Parsed { config, topology: Topology::Single };
     let tls = scheme.starts_with("rediss") || scheme.starts_with("valkeys");
+    let single = |config| Parsed { config, topology: Topology::Single, tls };
     match scheme {
-        "rediss" | "valkeys" | "rediss-sentinel" | "valkeys-sentinel" | "rediss-cluster"
-        | "valkeys-cluster"
-            if !cfg!(feature = "rustls") =>
-        {
-            Err(Error::new(
-                ErrorKind::Unsupported,
-                "TLS is not compiled in; turn on leasehold's feature \"rustls\"",
-            ))
-        }
-        "redis" | "valkey" | "rediss" | "valkeys" => parse_single(scheme, rest, query).map(single),
+        "redis" | "valkey" | "rediss" | "valkeys" => parse_single(rest, query).map(single),
         "redis+unix" => parse_unix(rest, query).map(single),
         "redis-sentinel" | "valkey-sentinel" | "rediss-sentinel" | "valkeys-sentinel" => {
             parse_sentinel(tls, rest, query)
@@ -100,7 +93,7 @@ const UNREADABLE: &str = "the URL cannot be parsed; write redis://user:password@
 /// The advice for several hosts in one URL.
 const SEVERAL: &str = "a redis URL has one host; write redis://a,redis://b,redis://c for a quorum, or redis-cluster:// or redis-sentinel:// with ?node= for others";
 
-fn parse_single(scheme: &str, rest: &str, query: &str) -> Result<Config> {
+fn parse_single(rest: &str, query: &str) -> Result<Config> {
     if let Some(key) = keys(query).next() {
         return Err(unknown_key(key, "put the database into the path, as in redis://host:6379/3"));
     }
@@ -113,7 +106,7 @@ fn parse_single(scheme: &str, rest: &str, query: &str) -> Result<Config> {
         return Err(Error::invalid("the URL has no host; write redis://host:6379"));
     }
     let database = database_of(rest)?;
-    let mut config = Config::from_url_centralized(&format!("{scheme}://{rest}"))
+    let mut config = Config::from_url_centralized(&format!("redis://{rest}"))
         .map_err(|_| Error::invalid(UNREADABLE))?;
     config.database = database;
     Ok(config)
@@ -135,8 +128,7 @@ fn parse_sentinel(tls: bool, rest: &str, query: &str) -> Result<Parsed> {
         ));
     }
     let database = database_of(rest)?;
-    let scheme = if tls { "rediss" } else { "redis" };
-    let mut config = Config::from_url_sentinel(&format!("{scheme}-sentinel://{rest}?{query}"))
+    let mut config = Config::from_url_sentinel(&format!("redis-sentinel://{rest}?{query}"))
         .map_err(|_| {
             Error::invalid(
                 "the URL cannot be parsed; write redis-sentinel://host:26379?node=host2:26379&sentinelServiceName=mymaster and percent-encode odd characters",
@@ -156,7 +148,7 @@ fn parse_sentinel(tls: bool, rest: &str, query: &str) -> Result<Parsed> {
         }
         _ => return Err(Error::invalid("the URL's sentinelServiceName is empty")),
     };
-    Ok(Parsed { config, topology })
+    Ok(Parsed { config, topology, tls })
 }
 
 /// `redis-cluster://user:password@host:6379/0?node=host2:6379`. Only some servers have more than one database in a cluster; the
@@ -167,9 +159,8 @@ fn parse_cluster(tls: bool, rest: &str, query: &str) -> Result<Parsed> {
     }
     let database = database_of(rest)?;
     let rest = rest.split_once('/').map_or(rest, |(hosts, _)| hosts);
-    let scheme = if tls { "rediss" } else { "redis" };
     let query = if query.is_empty() { String::new() } else { format!("?{query}") };
-    let mut config = Config::from_url_clustered(&format!("{scheme}-cluster://{rest}{query}"))
+    let mut config = Config::from_url_clustered(&format!("redis-cluster://{rest}{query}"))
         .map_err(|_| {
             Error::invalid(
                 "the URL cannot be parsed; write redis-cluster://host:6379?node=host2:6379 and percent-encode odd characters",
@@ -177,7 +168,7 @@ fn parse_cluster(tls: bool, rest: &str, query: &str) -> Result<Parsed> {
         })?;
     config.database = database;
     let topology = Topology::Cluster(distinct(&config.server.hosts()));
-    Ok(Parsed { config, topology })
+    Ok(Parsed { config, topology, tls })
 }
 
 fn distinct(servers: &[Server]) -> Vec<Server> {
@@ -385,24 +376,16 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "rustls")]
     #[test]
     fn tls_is_asked_for_by_the_scheme() {
         for kind in ["://host", "-cluster://host", "-sentinel://host?sentinelServiceName=m"] {
             for (scheme, tls) in
                 [("redis", false), ("rediss", true), ("valkey", false), ("valkeys", true)]
             {
-                let config = parsed(&format!("{scheme}{kind}")).unwrap();
-                assert_eq!(config.tls.is_some(), tls, "{scheme}{kind}");
+                let parsed = parse(&format!("{scheme}{kind}")).unwrap();
+                assert_eq!(parsed.tls, tls, "{scheme}{kind}");
             }
         }
-    }
-
-    #[cfg(not(feature = "rustls"))]
-    #[test]
-    fn tls_without_the_feature_is_unsupported() {
-        let error = parsed("rediss://host").unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
 
     #[test]

@@ -241,7 +241,8 @@ impl Fleet {
         let url = "redis-cluster://nowhere";
         let map = super::slot_map::SlotMap::of_cluster();
         let t = Duration::from_secs(1);
-        let address = Address::parse(url, "", t, t).unwrap();
+        let address =
+            Address::parse(url, &crate::store::connect::remote::Remote::default(), t, t).unwrap();
         let pool = Arc::new(Pool::new(address, Signal::new()));
         Arc::new(Self { routes: Arc::new(Routes::fixed(url, map)), pool })
     }

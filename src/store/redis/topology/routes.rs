@@ -234,7 +234,8 @@ impl Routes {
     pub(super) fn fixed(url: &str, map: SlotMap) -> Self {
         let t = Duration::from_secs(3);
         Self {
-            address: Address::parse(url, "", t, t).unwrap(),
+            address: Address::parse(url, &crate::store::connect::remote::Remote::default(), t, t)
+                .unwrap(),
             map: Mutex::new(map),
             changes: watch::Sender::new(0),
             refreshes: watch::Sender::new(0),

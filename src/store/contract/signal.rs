@@ -86,3 +86,18 @@ impl Wakeups {
         self.signal.recv().await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wakeups_know_the_runtime_they_were_made_on() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let (first, second) = (runtime(), runtime());
+        let made = first.block_on(async { Wakeups::new(Signal::new(), ()) });
+        assert!(first.block_on(async { made.is_of_this_runtime() }));
+        assert!(!second.block_on(async { made.is_of_this_runtime() }));
+        assert!(!made.is_of_this_runtime());
+    }
+}

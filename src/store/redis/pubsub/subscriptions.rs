@@ -145,7 +145,6 @@ impl Subscriptions {
 
     /// Subscribes a waiter. Returns when the server has the subscription: a message after that is not missed.
     pub(in crate::store::redis) async fn subscribe(&self, channel: String) -> Result<Wakeups> {
-        let near = self.nearest();
         let signal = Signal::new();
         let guard =
             Guard { subscriptions: self.clone(), channel: channel.clone(), signal: signal.clone() };
@@ -156,6 +155,8 @@ impl Subscriptions {
             entry.waiters.push(signal.clone());
             entry.used_by(runtime);
         }
+        // After the channel is there: what is made meanwhile for this runtime moves it.
+        let near = self.nearest();
         let mut sent = self.0.send(&channel, &near);
         if let Sent::Asked(confirmed) = sent {
             match confirmed.await {
@@ -191,6 +192,19 @@ impl Shared {
         let mut channels = self.channels.lock();
         let Some(entry) = channels.get_mut(channel) else { return Sent::Nowhere };
         let is_own = matches!(entry.users, Users::One(_)) && entry.inbox.is_none();
+        // It was made for the only runtime that waits, after `near` was chosen.
+        let own = entry.at.clone().filter(|at| {
+            is_own && near.group() == self.default.group() && at.group != near.group()
+        });
+        if let Some(own) = own.filter(|own| !own.has_ended()) {
+            if entry.subscribed {
+                return Sent::Subscribed;
+            }
+            let (done, confirmed) = oneshot::channel();
+            if own.send(Command::Subscribe(channel.to_owned(), done)) {
+                return Sent::Asked(confirmed);
+            }
+        }
         for backend in [if is_own { near } else { &self.default }, &self.default] {
             if entry.subscribed
                 && entry

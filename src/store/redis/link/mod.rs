@@ -8,6 +8,5 @@ pub(super) mod login;
 pub(super) mod node;
 pub(super) mod script;
 pub(super) mod subscription;
-pub(super) mod successor;
 mod tls;
 pub(super) mod url;

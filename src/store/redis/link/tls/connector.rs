@@ -5,8 +5,7 @@ use super::material::{Flaw, Material};
 use super::reader::Reader;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::tls::{Pem, TlsLibrary, TlsSettings};
-use crate::store::redis::link::errors::Failure;
-use fred::error::ErrorKind as Kind;
+use fred::error::{Error as Failure, ErrorKind as Kind};
 use fred::types::config::{Config, TlsConfig, TlsConnector};
 use std::time::Duration;
 

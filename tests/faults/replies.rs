@@ -164,7 +164,8 @@ async fn waiter_for_another_process_rides_over_what_may_pass() {
             let waiter = tokio::spawn(async move { lock.lock().await });
             let mut connection = server.connection();
             eventually(SOON, || subscribers(&mut connection, &channel(&name)) == 1).await;
-            proxy.answer(1, &name, &refused(text));
+            // As a key: a subscription names the lock, too.
+            proxy.answer(1, &format!("\r\n{name}\r\n"), &refused(text));
             eventually(SOON, || proxy.answered() == 1).await;
             if expected == Unavailable {
                 theirs.unlock().await.expect("a release");

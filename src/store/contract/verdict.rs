@@ -254,8 +254,8 @@ pub struct Inspection {
     /// The number of processes that wait for the name, or have just waited, as far as the store knows. `None` if it does not
     /// know it.
     ///
-    /// On Redis these are the connections that are subscribed to its wake-ups: one for each runtime of a manager on which
-    /// calls wait, and for a second longer; in a cluster without sharded pub/sub, those of one server only. On a quorum it
+    /// On Redis these are the connections that are subscribed to its wake-ups: one for each manager with calls that wait,
+    /// and for a second longer, or until their runtime runs again; in a cluster without sharded pub/sub, those of one server only. On a quorum it
     /// is the largest number of a node, in memory the number of managers, on ZooKeeper that of the calls in the queue.
     pub waiting: Option<u64>,
     /// The managers in the [line](crate::store::Store#lines) of the name, the oldest first.

@@ -188,10 +188,7 @@ impl RedisStore {
             }
         };
         let checkup = Checkup::new(&connector, locks.clone());
-        let own_listeners = {
-            let subscriptions = subscriptions.clone();
-            Arc::new(move |channel: &str| subscriptions.listeners(channel))
-        };
+        let own_listeners = subscriptions.listeners();
         let codec = Codec { keys: keys.clone(), scripts, replicas, own_listeners };
         let batchers = RuntimeBatchers::start(locks.clone(), connector, codec, clock.clone());
         let store = Self {

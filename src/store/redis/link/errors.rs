@@ -28,7 +28,8 @@ pub(in crate::store::redis) fn is_unsent(error: &Error) -> bool {
 
 /// The texts of fred for commands that it had sent before the connection was lost, and for those that it had not. In neither
 /// case is it known that the command did not run.
-const LOST: [&str; 2] = ["Too many failed write attempts", "Failed to route command"];
+const LOST: [&str; 3] =
+    ["Too many failed write attempts", "Failed to route command", "channel closed"];
 
 /// Classifies a failure: first by the server's words, then by the kind that fred gives it.
 pub(in crate::store::redis) fn classify(error: &Failure) -> Error {

@@ -1,5 +1,6 @@
 //! The state of a connection to one server, which its calls and its keeper share.
 
+use super::address::Served;
 use super::errors::Failure;
 use crate::store::redis::scripts::reply::Element;
 use crate::util::panics::run_wakers;
@@ -13,13 +14,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
 /// A client, and the state of its connection besides that which fred reports.
 pub(in crate::store::redis) struct Health {
-    client: Mutex<Client>,
+    client: Mutex<Running>,
     /// Whether the client is about to reconnect, or to be replaced. A command given to it now waits behind that.
     reconnecting: AtomicBool,
     /// Is notified when that, or the state that fred reports, may have changed.
@@ -38,6 +40,18 @@ pub(in crate::store::redis) struct Health {
     pub(in crate::store::redis) refused: Notify,
     pub(in crate::store::redis) closed: CancellationToken,
     pub(super) silence: Silence,
+}
+
+/// A client, and its task. Without the task, a command waits for its whole time limit: fred keeps it, and reports a connection.
+struct Running {
+    client: Client,
+    task: AbortHandle,
+}
+
+impl Running {
+    fn new(served: &Served<Client>) -> Self {
+        Self { client: served.client.clone(), task: served.task.abort_handle() }
+    }
 }
 
 /// What is known of the role of a server.
@@ -88,9 +102,9 @@ impl Silence {
 }
 
 impl Health {
-    pub(in crate::store::redis) fn new(client: Client) -> Self {
+    pub(in crate::store::redis) fn new(served: &Served<Client>) -> Self {
         Self {
-            client: Mutex::new(client),
+            client: Mutex::new(Running::new(served)),
             reconnecting: AtomicBool::new(false),
             changed: Notify::new(),
             failure: Mutex::default(),
@@ -105,7 +119,7 @@ impl Health {
     }
 
     pub(in crate::store::redis) fn client(&self) -> Client {
-        self.client.lock().clone()
+        self.client.lock().client.clone()
     }
 
     /// Returns the client, if it has a connection.
@@ -113,8 +127,9 @@ impl Health {
         if self.reconnecting.load(Ordering::Acquire) {
             return None;
         }
-        let client = self.client.lock();
-        is_connected(&*client).then(|| client.clone())
+        let running = self.client.lock();
+        (!running.task.is_finished() && is_connected(&running.client))
+            .then(|| running.client.clone())
     }
 
     pub(in crate::store::redis) fn changed(&self) -> Notified<'_> {
@@ -125,9 +140,12 @@ impl Health {
         self.connects.subscribe()
     }
 
-    /// Has the connection replaced after silence: it may be half dead, which fred may not notice while it can send.
-    pub(super) fn is_silent(&self) {
-        if !self.reconnecting.swap(true, Ordering::AcqRel) {
+    /// Has the connection of a client replaced after silence: it may be half dead, which fred may not notice while it can send.
+    /// One that has a successor already says nothing about that.
+    pub(super) fn is_silent(&self, client: &Client) {
+        if self.client.lock().client.id() == client.id()
+            && !self.reconnecting.swap(true, Ordering::AcqRel)
+        {
             self.silent.notify_one();
         }
     }
@@ -166,8 +184,8 @@ impl Health {
     }
 
     /// Puts a fresh client in the place of the old one.
-    pub(in crate::store::redis) fn replace(&self, client: Client) {
-        *self.client.lock() = client;
+    pub(in crate::store::redis) fn replace(&self, served: &Served<Client>) {
+        *self.client.lock() = Running::new(served);
         *self.moved.lock() = Some(Instant::now());
         self.role_once();
         self.end_reconnecting();

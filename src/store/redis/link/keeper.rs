@@ -241,7 +241,7 @@ impl Keeper {
             let sent = Instant::now();
             let named = address.name(&client).await;
             if named.is_err() && health.silence.is_shown_by(sent, address.attempt) {
-                health.is_silent();
+                health.is_silent(&client);
             }
         });
     }
@@ -294,7 +294,7 @@ impl Keeper {
 
     /// Puts a fresh client in the place of the old one.
     fn replace(&mut self, served: Served<Client>) {
-        self.health.replace(served.client.clone());
+        self.health.replace(&served);
         if self.reason == Some(Reason::Refused) {
             self.address.refusals.moved(&self.address.server_address(), &self.health);
         }

@@ -99,7 +99,7 @@ impl Login {
             Err(failure) => {
                 self.put_off(&classify(&failure));
                 if *failure.kind() == Kind::Timeout && health.silence.is_shown_by(sent, attempt) {
-                    health.is_silent();
+                    health.is_silent(client);
                 }
             }
         }

@@ -40,7 +40,7 @@ impl Node {
         address: &Address,
         reconnects: &Signal,
     ) -> Self {
-        let health = Arc::new(Health::new(served.client.clone()));
+        let health = Arc::new(Health::new(&served));
         Keeper::start(served, address, &health, reconnects);
         Self { health, attempt: address.attempt }
     }
@@ -76,7 +76,7 @@ impl Node {
             }
             Err(error) if *error.kind() == Kind::Timeout => {
                 if self.health.silence.is_shown_by(sent, left) {
-                    self.health.is_silent();
+                    self.health.is_silent(&client);
                 }
                 None
             }

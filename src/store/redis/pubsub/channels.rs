@@ -19,8 +19,10 @@ use crate::util::sync::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 use tokio::runtime::Id;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 /// The channels with waiters, and those that are still subscribed.
 pub(super) type Channels = Arc<ChannelMap>;
@@ -164,8 +166,18 @@ pub(super) struct Channel {
     /// Whether messages may have been missed since, so that the waiters are woken when it is subscribed.
     missed: bool,
     /// The subscribers that may still have it, and are to leave.
-    leaving: Vec<SubscriberRef>,
+    leaving: Vec<Leaving>,
 }
+
+/// A subscriber that is to leave a channel, and since when.
+struct Leaving {
+    subscriber: SubscriberRef,
+    since: Instant,
+}
+
+/// For how long a subscriber that does not leave counts as one that the server counts. It may be on a runtime that is not driven,
+/// whose connection is lost by now, and counted once too often it would hide another process.
+const COUNTED: Duration = Duration::from_secs(5);
 
 impl Channel {
     pub(super) fn is_awaited(&self) -> bool {
@@ -190,10 +202,12 @@ impl Channel {
         if self.is_at(subscriber.id) {
             return;
         }
-        self.leaving.retain(|old| old.id != subscriber.id && !old.has_ended());
-        let old = self.at.replace(subscriber.clone()).filter(|old| !old.has_ended());
-        match old {
-            Some(old) if self.subscribed => self.leaving.push(old),
+        self.forget_leaving(|old| old.id == subscriber.id || old.has_ended());
+        match self.at.replace(subscriber.clone()) {
+            Some(old) if old.has_ended() => self.missed = true,
+            Some(old) if self.subscribed => {
+                self.leaving.push(Leaving { subscriber: old, since: Instant::now() });
+            }
             Some(old) => {
                 self.missed = true;
                 old.send(Command::Leave(name.to_owned()));
@@ -201,6 +215,18 @@ impl Channel {
             None => {}
         }
         self.subscribed = false;
+    }
+
+    /// Forgets subscribers that were to leave, and hear nothing any more. Until the next one has subscribed, they heard for it.
+    fn forget_leaving(&mut self, is_gone: impl Fn(&SubscriberRef) -> bool) {
+        let before = self.leaving.len();
+        self.leaving.retain(|old| !is_gone(&old.subscriber));
+        self.missed |= !self.subscribed && self.leaving.len() < before;
+    }
+
+    /// Has those that were to leave do so.
+    fn all_leave(&mut self, name: &str) {
+        self.leaving.retain(|old| old.subscriber.send(Command::Leave(name.to_owned())));
     }
 
     /// Goes to another subscriber, because the one that had it has ended.
@@ -214,7 +240,7 @@ impl Channel {
     /// Records that it is subscribed where it is. Returns the waiters that missed something.
     fn arrived(&mut self, name: &str) -> Vec<Signal> {
         self.subscribed = true;
-        self.leaving.retain(|old| old.send(Command::Leave(name.to_owned())));
+        self.all_leave(name);
         if std::mem::take(&mut self.missed) { self.waiters.clone() } else { Vec::new() }
     }
 
@@ -223,12 +249,12 @@ impl Channel {
         self.at = None;
         self.subscribed = false;
         self.users = Users::None;
-        self.leaving.retain(|old| old.send(Command::Leave(name.to_owned())));
+        self.all_leave(name);
     }
 
     /// Records that the subscribers of a runtime have ended.
     pub(super) fn leaves_with(&mut self, group: Number) {
-        self.leaving.retain(|old| old.group != group);
+        self.forget_leaving(|old| old.group == group);
     }
 
     /// Returns whether nothing needs it.
@@ -253,13 +279,17 @@ pub(in crate::store::redis) enum Command {
 
 /// Returns at how many subscribers of this process the server counts a channel, as far as they know.
 pub(super) fn listeners(channels: &Channels, channel: &str) -> u64 {
-    let mut channels = channels.lock();
-    let Some(entry) = channels.get_mut(channel) else { return 0 };
+    let channels = channels.lock();
+    let Some(entry) = channels.get(channel) else { return 0 };
     let Channel { at, leaving, subscribed, .. } = entry;
-    leaving.retain(|old| !old.has_ended());
     // Each server of a fleet counts its own.
     let server = at.as_ref().and_then(|at| at.server.as_ref());
-    let others = leaving.iter().filter(|old| old.server.as_ref() == server).count();
+    let counts = |old: &&Leaving| {
+        old.subscriber.server.as_ref() == server
+            && !old.subscriber.has_ended()
+            && old.since.elapsed() < COUNTED
+    };
+    let others = leaving.iter().filter(counts).count();
     u64::from(*subscribed) + u64::try_from(others).unwrap_or(0)
 }
 
@@ -279,7 +309,7 @@ pub(super) fn forget(channels: &Channels, channel: &str, at: Number) -> bool {
     let mut channels = channels.lock();
     let Some(entry) = channels.get_mut(channel) else { return true };
     if !entry.is_at(at) {
-        return entry.leaving.iter().all(|old| old.id != at);
+        return entry.leaving.iter().all(|old| old.subscriber.id != at);
     }
     if entry.is_awaited() {
         return false;
@@ -296,7 +326,8 @@ pub(super) fn forget(channels: &Channels, channel: &str, at: Number) -> bool {
 pub(super) fn left(channels: &Channels, channel: &str, at: Number) -> bool {
     let mut channels = channels.lock();
     let Some(entry) = channels.get_mut(channel) else { return true };
-    entry.leaving.retain(|old| old.id != at);
+    // It has heard up to now, so nothing is missed.
+    entry.leaving.retain(|old| old.subscriber.id != at);
     let leaves = !entry.is_at(at);
     if entry.is_over() {
         channels.remove(channel);
@@ -322,7 +353,7 @@ pub(super) fn begin_again(channels: &Channels, at: Number) -> Vec<String> {
     let mut channels = channels.lock();
     let mut awaited = Vec::new();
     channels.retain(|name, entry| {
-        entry.leaving.retain(|old| old.id != at);
+        entry.forget_leaving(|old| old.id == at);
         if entry.is_at(at) {
             entry.subscribed = false;
             if entry.is_awaited() {
@@ -480,6 +511,44 @@ mod tests {
         assert!(first.must_leave(), "it has nothing to wait for");
         arrived(&channels, NAME, next.id());
         assert!(is_woken().await);
+        assert_eq!(listeners(&channels, NAME), 1);
+    }
+
+    /// The one before is replaced, or ends, before the next one has subscribed.
+    #[tokio::test(start_paused = true)]
+    async fn waiters_are_woken_if_nobody_heard_for_a_while() {
+        for case in ["replaced", "runtime ended", "ended unseen"] {
+            let (first, next) = (Ends::new(), Ends::new());
+            let channels = at(&first);
+            let waiter = channels.lock()[NAME].waiters[0].clone();
+            arrived(&channels, NAME, first.id());
+            if case == "ended unseen" {
+                drop(first);
+                go_to(&channels, &next);
+            } else {
+                go_to(&channels, &next);
+                let group = first.handle.subscriber.group;
+                match case {
+                    "replaced" => drop(begin_again(&channels, first.id())),
+                    _ => channels.lock().get_mut(NAME).expect("a channel").leaves_with(group),
+                }
+            }
+            arrived(&channels, NAME, next.id());
+            let woken = tokio::time::timeout(Duration::ZERO, waiter.recv()).await;
+            assert!(woken.is_ok(), "{case}");
+        }
+    }
+
+    /// Its runtime is not driven, and its connection may be lost by now.
+    #[tokio::test(start_paused = true)]
+    async fn one_that_does_not_leave_hides_no_other_process_for_long() {
+        let (first, next) = (Ends::new(), Ends::new());
+        let channels = at(&first);
+        arrived(&channels, NAME, first.id());
+        go_to(&channels, &next);
+        arrived(&channels, NAME, next.id());
+        assert_eq!(listeners(&channels, NAME), 2);
+        tokio::time::advance(COUNTED).await;
         assert_eq!(listeners(&channels, NAME), 1);
     }
 

@@ -116,8 +116,11 @@ impl Subscriptions {
     }
 
     /// Returns how often the server counts this process among those that a message to `channel` reaches, as far as it knows.
-    pub(in crate::store::redis) fn listeners(&self, channel: &str) -> u64 {
-        listeners(&self.0.channels, channel)
+    ///
+    /// It keeps no connection open.
+    pub(in crate::store::redis) fn listeners(&self) -> Arc<dyn Fn(&str) -> u64 + Send + Sync> {
+        let channels = Arc::clone(&self.0.channels);
+        Arc::new(move |channel| listeners(&channels, channel))
     }
 
     /// Closes the connections.
@@ -160,7 +163,15 @@ impl Subscriptions {
         let mut sent = self.0.send(&channel, &near);
         if let Sent::Asked(confirmed) = sent {
             match confirmed.await {
-                Ok(result) => return result.map(|()| Wakeups::new(signal, guard)),
+                Ok(Ok(())) => return Ok(Wakeups::new(signal, guard)),
+                // The default one may have a connection.
+                Ok(Err(error)) => {
+                    let is_own = near.group() != self.0.default.group();
+                    if !is_own || !error.is_unavailable() {
+                        return Err(error);
+                    }
+                    sent = self.0.send(&channel, &self.0.default);
+                }
                 // Its runtime has ended meanwhile.
                 Err(_) => sent = self.0.send(&channel, &self.0.default),
             }
@@ -346,6 +357,9 @@ async fn open_and_serve(reservation: Reservation<Backend>, opening: Opening) {
         }
         sleep(CONNECT_AGAIN).await;
     };
+    if reservation.is_closed() {
+        return client.close(address.attempt).await;
+    }
     let (handle, post) = Handle::new(Number::next(), None);
     let _departure = Departure { group: handle.subscriber.group, shared: shared.clone() };
     let origin = Origin::One(connector.destination.subscribe());
@@ -474,7 +488,7 @@ mod tests {
         let (first, second) =
             (first.unwrap(), subscriptions.subscribe("c".to_owned()).await.unwrap());
         assert!(commands.try_recv().is_err(), "it is subscribed");
-        assert!(subscriptions.listeners("c") == 1 && subscriptions.listeners("d") == 0);
+        assert!((subscriptions.listeners())("c") == 1 && (subscriptions.listeners())("d") == 0);
         drop(first);
         assert!(commands.try_recv().is_err(), "one waiter is left");
         assert_eq!(waits(&subscriptions.0.channels), 1);
@@ -484,7 +498,7 @@ mod tests {
             (waits(&subscriptions.0.channels), subscriptions.0.channels.lock().len()),
             (0, 1)
         );
-        assert!(subscriptions.listeners("c") == 1, "until it is unsubscribed");
+        assert!((subscriptions.listeners())("c") == 1, "until it is unsubscribed");
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,14 +21,12 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// How long sentinels may take at least, however short the time to live is.
-const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
 /// How long a server may take to report its own role.
 const ROLE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// For how long the last answer of a sentinel counts while most of the others answer. Then a sentinel that is gone for good
 /// does not hold back the others after `SENTINEL REMOVE`, which begins the epochs again.
-const REMEMBERED: Duration = Duration::from_secs(60);
+const REMEMBERED: Duration = Duration::from_secs(30);
 
 /// The epoch of the sentinels in which a server became the primary, and the server.
 #[derive(Clone, Debug)]
@@ -118,8 +116,7 @@ pub(super) async fn ask_sentinels(
             Ok(())
         }
     };
-    let limit = address.attempt.max(SHORTEST_LIMIT);
-    let (answers, error) = panel.ask(sentinels.servers.clone(), Some(limit), ask).await;
+    let (answers, error) = panel.ask(sentinels.servers.clone(), None, ask).await;
     if answers.is_empty() {
         return Err(error);
     }

@@ -13,6 +13,8 @@ use tokio::time::{Instant, sleep_until};
 
 /// How long the other servers may take once most have answered.
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
+/// The same once one has answered, until most have.
+const LONGER: Duration = Duration::from_secs(1);
 
 /// Servers that are asked again and again. A silent server is waited for only once, and has at most one request at a
 /// time.
@@ -38,8 +40,8 @@ impl Panel {
     }
 
     /// Asks all these servers, and waits for those that are not known to be silent, or for one if all are, but no longer
-    /// than the limit. One that is quick does not decide alone: the others have time until most have answered, and a little
-    /// more. Returns the answers in the order in which they came, and the error to return if there are none.
+    /// than the limit. One that is quick does not decide alone: the others have a second more, and less once most have
+    /// answered. Returns the answers in the order in which they came, and the error to return if there are none.
     pub(super) async fn ask<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         servers: Vec<Server>,
@@ -83,7 +85,6 @@ impl Panel {
         drop(sender);
         let mut found = Vec::new();
         let mut worst = none_reachable();
-        let mut answered = 0;
         let mut until = limit.map(|limit| Instant::now() + limit);
         while found.is_empty() || !awaited.is_empty() {
             tokio::select! {
@@ -92,14 +93,14 @@ impl Panel {
                     None => break,
                     Some((server, answer)) => {
                         awaited.remove(&server);
-                        answered += 1;
                         match answer {
-                            Ok(answer) => found.push(answer),
+                            Ok(answer) => {
+                                found.push(answer);
+                                let patience = if found.len() < most { LONGER } else { PATIENCE };
+                                let end = Instant::now() + patience;
+                                until = Some(until.map_or(end, |until| until.min(end)));
+                            }
                             Err(error) => keep_worst(&mut worst, error),
-                        }
-                        if answered >= most && !found.is_empty() {
-                            let soon = Instant::now() + PATIENCE;
-                            until = Some(until.map_or(soon, |until| until.min(soon)));
                         }
                     }
                 },
@@ -195,10 +196,15 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(asked(&panel, &all).await, (three.clone(), ms(650)));
         }
-        let slow = [("a", 600), ("b", 600), ("c", 600)];
-        for _ in 0..3 {
-            assert_eq!(asked(&panel, &slow).await.1, ms(600));
+        // As long as all of them take, one is waited for.
+        for time in [600, 5000] {
+            let slow = [("a", time), ("b", time), ("c", time)];
+            for _ in 0..3 {
+                let (found, took) = asked(&panel, &slow).await;
+                assert_eq!((found.len(), took), (3, ms(time)));
+            }
         }
+        assert_eq!(asked(&panel, &[("a", 5), ("d", 9000), ("e", 9000)]).await.1, ms(5) + LONGER);
     }
 
     #[tokio::test(start_paused = true)]

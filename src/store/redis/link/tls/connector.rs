@@ -1,7 +1,7 @@
 //! Makes what fred needs for TLS, with the library that is chosen.
 
 use super::FAILED;
-use super::material::{Flaw, Material};
+use super::material::{Flaw, Material, refuse_text_as_path};
 use super::reader::Reader;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::tls::{Pem, TlsLibrary, TlsSettings};
@@ -21,6 +21,7 @@ impl Tls {
     /// Checks the settings. Files are not read yet.
     pub(in crate::store::redis::link) fn new(settings: &TlsSettings) -> Result<Self> {
         let library = choose(settings.library)?;
+        refuse_text_as_path(settings)?;
         let is_given = |pem: &Pem| matches!(pem, Pem::Given(_));
         // What is given stays as it is, so it is refused at once.
         let given = TlsSettings {

@@ -3,6 +3,7 @@
 
 use crate::store::connect::tls::{Pem, TlsSettings};
 use std::borrow::Cow;
+use std::io::Read;
 use std::path::Path;
 
 /// What a library makes a connector of.
@@ -76,6 +77,28 @@ impl Material {
     }
 }
 
+/// Refuses text in PEM in the place of a path. It may be a private key, so it is not shown.
+pub(super) fn refuse_text_as_path(settings: &TlsSettings) -> crate::error::Result<()> {
+    let identity = settings.identity.as_ref().map(|identity| [&identity.chain, &identity.key]);
+    let named = [("tls_ca_file", "tls_ca"), ("tls_identity_files", "tls_identity")];
+    let paths = [settings.ca.iter().collect(), identity.into_iter().flatten().collect::<Vec<_>>()];
+    for ((file, given), pems) in named.into_iter().zip(paths) {
+        let is_text = |pem: &&Pem| match pem {
+            Pem::File(path) => {
+                path.to_string_lossy().contains(['\n', '\r'])
+                    || path.to_string_lossy().contains("-----BEGIN")
+            }
+            Pem::Given(_) => false,
+        };
+        if pems.iter().any(is_text) {
+            return Err(crate::error::Error::invalid(format!(
+                "{file} expects a path, and got text in PEM; give text to {given}"
+            )));
+        }
+    }
+    Ok(())
+}
+
 impl Flaw {
     pub(super) fn new(part: Part, says: impl Into<Cow<'static, str>>) -> Self {
         Self { part, says: says.into() }
@@ -98,7 +121,11 @@ impl Flaw {
             (Part::Ca, Some(Pem::File(path))) => file(path, "tls_ca_file"),
             (Part::Chain | Part::Key, Some(Pem::File(path))) => file(path, "tls_identity_files"),
             (Part::Identity, Some(Pem::File(path))) => {
-                format!("{} and that of the key", file(path, "tls_identity_files"))
+                let key = identity.map(|identity| match &identity.key {
+                    Pem::File(key) => format!(" and {}", key.display()),
+                    Pem::Given(_) => " and the key".to_owned(),
+                });
+                file(path, "tls_identity_files") + &key.unwrap_or_default()
             }
             (Part::Ca, _) => "what is given to tls_ca".to_owned(),
             (Part::Chain, _) => "the chain that is given to tls_identity".to_owned(),
@@ -108,7 +135,12 @@ impl Flaw {
             }
             (Part::Library, _) => "the library for TLS".to_owned(),
         };
-        format!("{what} {}", self.says)
+        // Both are rarely replaced in one moment.
+        let advice = match (self.part, pem) {
+            (Part::Identity, Some(Pem::File(_))) => "; it is tried again",
+            _ => "",
+        };
+        format!("{what} {}{advice}", self.says)
     }
 }
 
@@ -119,12 +151,30 @@ fn file(path: &Path, setting: &str) -> String {
 fn bytes(pem: &Pem, part: Part) -> Result<Cow<'_, [u8]>, Flaw> {
     match pem {
         Pem::Given(bytes) => Ok(Cow::Borrowed(bytes)),
-        // An error of the system shows no content.
-        Pem::File(path) => std::fs::read(path).map(Cow::Owned).map_err(|error| {
+        Pem::File(path) => read_file(path).map(Cow::Owned).map_err(|why| {
             let says =
-                format!("cannot be read: {error}; let this process read it, or correct the path");
+                format!("cannot be read: {why}; let this process read it, or correct the path");
             Flaw::new(part, says)
         }),
+    }
+}
+
+/// More than any list of authorities has.
+const LARGEST: u64 = 4 << 20;
+
+/// Reads a regular file that is not too large. A pipe would wait for a writer, perhaps forever.
+fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+    // An error of the system shows no content.
+    let of_system = |error: std::io::Error| error.to_string();
+    if !std::fs::metadata(path).map_err(of_system)?.is_file() {
+        return Err("it is no regular file".to_owned());
+    }
+    let mut text = Vec::new();
+    let file = std::fs::File::open(path).map_err(of_system)?;
+    file.take(LARGEST + 1).read_to_end(&mut text).map_err(of_system)?;
+    match text.len() as u64 <= LARGEST {
+        true => Ok(text),
+        false => Err(format!("it has more than {LARGEST} bytes")),
     }
 }
 
@@ -225,6 +275,43 @@ mod tests {
                 }
                 (_, form) => panic!("{text}: not {form:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn text_in_the_place_of_a_path_is_refused_and_not_shown() {
+        let path = |text: &str| Pem::File(text.into());
+        let identity = |chain: &str, key: &str| TlsSettings {
+            identity: Some(Identity { chain: path(chain), key: path(key) }),
+            ..TlsSettings::default()
+        };
+        let secret = block("PRIVATE KEY", "hunter2");
+        let ca = TlsSettings { ca: Some(path(&secret)), ..TlsSettings::default() };
+        for (settings, says) in [
+            (identity("a.crt", &secret), "give text to tls_identity"),
+            (identity(&secret, "a.key"), "give text to tls_identity"),
+            (ca, "give text to tls_ca"),
+        ] {
+            let error = refuse_text_as_path(&settings).unwrap_err();
+            assert!(error.message().ends_with(says), "{error}");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
+        refuse_text_as_path(&identity("a.crt", "a.key")).unwrap();
+    }
+
+    /// A pipe would wait for a writer, and a device has no end.
+    #[cfg(unix)]
+    #[test]
+    fn only_regular_files_of_some_size_are_read() {
+        let large = tempfile::NamedTempFile::new().unwrap();
+        large.as_file().set_len(LARGEST + 1).unwrap();
+        for (path, says) in [
+            (Path::new("/dev/zero"), "no regular file"),
+            (Path::new("/"), "no regular file"),
+            (large.path(), "more than 4194304 bytes"),
+        ] {
+            let why = read_file(path).unwrap_err();
+            assert!(why.contains(says), "{why}");
         }
     }
 

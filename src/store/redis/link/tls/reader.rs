@@ -1,6 +1,7 @@
 //! Reads the files of certificates, on a thread of its own, since they may be in a file system that hangs.
 //!
-//! There is one thread at a time, and connections that are made meanwhile share what it reads. So nothing piles up.
+//! There is one thread at a time, and connections that are made meanwhile share what it reads. One that hangs is left behind after
+//! a while, since the path may lead to another file by then; but only a few of them. So nothing piles up.
 
 use super::connector::make;
 use super::material::{Flaw, Material};
@@ -8,9 +9,10 @@ use crate::store::connect::tls::{TlsLibrary, TlsSettings};
 use crate::util::sync::Mutex;
 use fred::types::config::TlsConfig;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// The files of the connections to an address.
 #[derive(Clone)]
@@ -22,9 +24,24 @@ struct Shared {
     /// What was read last. While the files are as they were, it is used again: OpenSSL loads the certificates of the platform to
     /// make one.
     last: Mutex<Option<Made>>,
+    /// Reads what the settings name.
+    read: fn(&TlsSettings) -> Result<Material, Flaw>,
     /// What the thread reads, while there is one.
-    under_way: Mutex<Option<watch::Receiver<Answer>>>,
+    under_way: Mutex<Option<UnderWay>>,
+    /// The number of threads.
+    threads: AtomicUsize,
 }
+
+/// A read under way, and when it began.
+struct UnderWay {
+    answer: watch::Receiver<Answer>,
+    since: Instant,
+}
+
+/// After this time a read hangs, and another one may begin.
+const HANGS: Duration = Duration::from_secs(30);
+/// The most threads, of which all but one hang.
+const MOST_THREADS: usize = 3;
 
 /// A connector, and what it was made of.
 struct Made {
@@ -35,14 +52,37 @@ struct Made {
 /// What was read, or what is wrong.
 type Answer = Option<Result<TlsConfig, String>>;
 
-/// A read under way. It ends with the thread, also by a panic.
-struct Reading(Arc<Shared>);
+/// A thread that reads. It ends with this, also by a panic.
+struct Reading {
+    shared: Arc<Shared>,
+    answer: watch::Receiver<Answer>,
+}
+
+impl Reading {
+    fn new(shared: &Arc<Shared>, answer: watch::Receiver<Answer>) -> Self {
+        shared.threads.fetch_add(1, Ordering::Relaxed);
+        Self { shared: Arc::clone(shared), answer }
+    }
+}
 
 impl Reader {
     pub(super) fn new(library: TlsLibrary, settings: TlsSettings) -> Self {
-        let shared =
-            Shared { library, settings, last: Mutex::default(), under_way: Mutex::default() };
-        Self(Arc::new(shared))
+        Self::by(Material::read, library, settings)
+    }
+
+    fn by(
+        read: fn(&TlsSettings) -> Result<Material, Flaw>,
+        library: TlsLibrary,
+        settings: TlsSettings,
+    ) -> Self {
+        Self(Arc::new(Shared {
+            library,
+            settings,
+            last: Mutex::default(),
+            read,
+            under_way: Mutex::default(),
+            threads: AtomicUsize::new(0),
+        }))
     }
 
     /// Reads the files, for at most `limit`.
@@ -62,15 +102,18 @@ impl Reader {
         let (answer, receiver) = watch::channel(None);
         {
             let mut under_way = self.0.under_way.lock();
-            if let Some(answer) = &*under_way {
+            if let Some(UnderWay { answer, since }) = &*under_way
+                && (since.elapsed() < HANGS
+                    || self.0.threads.load(Ordering::Relaxed) >= MOST_THREADS)
+            {
                 return Ok(answer.clone());
             }
-            *under_way = Some(receiver.clone());
+            *under_way = Some(UnderWay { answer: receiver.clone(), since: Instant::now() });
         }
-        let reading = Reading(Arc::clone(&self.0));
+        let reading = Reading::new(&self.0, receiver.clone());
         let thread = std::thread::Builder::new().name("leasehold-certs".into());
         let started = thread.spawn(move || {
-            let Reading(shared) = &reading;
+            let shared = &reading.shared;
             let read = read(shared).map_err(|flaw| flaw.text(&shared.settings));
             answer.send_replace(Some(read));
         });
@@ -83,7 +126,7 @@ impl Reader {
 
 /// Reads the files, which may block.
 fn read(shared: &Shared) -> Result<TlsConfig, Flaw> {
-    let material = Material::read(&shared.settings)?;
+    let material = (shared.read)(&shared.settings)?;
     let mut last = shared.last.lock();
     if let Some(made) = &*last
         && made.material == material
@@ -97,7 +140,12 @@ fn read(shared: &Shared) -> Result<TlsConfig, Flaw> {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        *self.0.under_way.lock() = None;
+        self.shared.threads.fetch_sub(1, Ordering::Relaxed);
+        // Unless another one has begun because this one hung.
+        let mut under_way = self.shared.under_way.lock();
+        if under_way.as_ref().is_some_and(|read| read.answer.same_channel(&self.answer)) {
+            *under_way = None;
+        }
     }
 }
 
@@ -108,30 +156,41 @@ fn ended() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::connect::tls::Pem;
-    use std::process::Command;
+    use std::sync::atomic::AtomicBool;
 
-    #[tokio::test]
-    async fn read_that_hangs_is_shared_and_the_next_one_is_new() {
-        const SHORT: Duration = Duration::from_millis(50);
-        let dir = tempfile::tempdir().unwrap();
-        let (pipe, old) = (dir.path().join("ca.pem"), dir.path().join("old"));
-        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let settings = TlsSettings { ca: Some(Pem::File(pipe.clone())), ..TlsSettings::default() };
-        let reader = Reader::new(TlsLibrary::Rustls, settings);
-        for _ in 0..3 {
-            let error = reader.read(SHORT).await.unwrap_err();
-            assert!(error.contains("are not read after 50ms"), "{error}");
+    /// A disk that does not answer.
+    static HANGING: AtomicBool = AtomicBool::new(true);
+
+    fn hang(_: &TlsSettings) -> Result<Material, Flaw> {
+        while HANGING.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
         }
-        // The thread of the first read holds one clone, and the others have joined it.
-        assert_eq!(Arc::strong_count(&reader.0), 2);
-        std::fs::rename(&pipe, &old).unwrap();
-        std::fs::write(&pipe, "nothing").unwrap();
-        std::fs::write(&old, "").unwrap();
-        while Arc::strong_count(&reader.0) > 1 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+        Err(Flaw::of_library("answers again"))
+    }
+
+    /// The clock of tokio stands still, and goes on while all wait.
+    #[tokio::test(start_paused = true)]
+    async fn read_that_hangs_is_shared_and_after_a_while_left_behind() {
+        const LIMIT: Duration = Duration::from_secs(2);
+        let reader = Reader::by(hang, TlsLibrary::Rustls, TlsSettings::default());
+        let threads = || reader.0.threads.load(Ordering::Relaxed);
+        for (later, expected) in
+            [(false, 1), (false, 1), (true, 2), (false, 2), (true, 3), (true, 3)]
+        {
+            if later {
+                tokio::time::advance(HANGS).await;
+            }
+            let error = reader.read(LIMIT).await.unwrap_err();
+            assert!(error.contains("are not read after 2s"), "{error}");
+            assert_eq!(threads(), expected);
         }
-        let error = reader.read(Duration::from_secs(30)).await.unwrap_err();
-        assert!(error.contains("has no certificate"), "{error}");
+        HANGING.store(false, Ordering::Relaxed);
+        while threads() > 0 {
+            std::thread::yield_now();
+        }
+        assert!(reader.0.under_way.lock().is_none());
+        let read = tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(50)));
+        let (error, _) = tokio::join!(reader.read(Duration::MAX), read);
+        assert!(error.unwrap_err().contains("answers again"));
     }
 }

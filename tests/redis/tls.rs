@@ -363,6 +363,14 @@ async fn certificates_count_for_sentinels_and_servers() {
     locks_over_cuts(certificates.path(), &url, &server).await;
 }
 
+/// OpenSSL compares only keys of one algorithm.
+fn key_of_another_algorithm() -> Vec<u8> {
+    let options = ["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"];
+    let made = Command::new("openssl").args(options).output().expect("openssl");
+    assert!(made.status.success(), "{made:?}");
+    made.stdout
+}
+
 const HOLLOW: &str = "-----BEGIN CERTIFICATE-----\naHVudGVy\n-----END CERTIFICATE-----\n";
 const HOLLOW_KEY: &str = "-----BEGIN PRIVATE KEY-----\naHVudGVy\n-----END PRIVATE KEY-----\n";
 
@@ -379,7 +387,12 @@ async fn certificates_without_sense_are_refused_and_not_shown() {
         (LeaseManager::builder().tls_identity(chain.clone(), "nonsense"), tls, "no private key"),
         (LeaseManager::builder().tls_identity(chain.clone(), HOLLOW_KEY), tls, "cannot be used"),
         (
-            LeaseManager::builder().tls_identity(chain, file(&others, "client.key")),
+            LeaseManager::builder().tls_identity(chain.clone(), file(&others, "client.key")),
+            tls,
+            "do not fit",
+        ),
+        (
+            LeaseManager::builder().tls_identity(chain, key_of_another_algorithm()),
             tls,
             "do not fit",
         ),
@@ -651,9 +664,9 @@ async fn files_break(certificates: &Path, library: TlsLibrary) {
     leases.close().await.expect("closed");
 }
 
-/// As in a file system whose server is gone.
+/// Opening it would wait for a writer.
 #[tokio::test]
-async fn file_that_hangs_keeps_nobody_for_long() {
+async fn file_that_is_a_pipe_is_refused_and_one_in_its_place_read() {
     let certificates = certificates();
     let (_server, port) = server(certificates.path());
     let pipe = certificates.path().join("pipe");
@@ -661,11 +674,11 @@ async fn file_that_hangs_keeps_nobody_for_long() {
     assert!(made.success());
     let builder = LeaseManager::builder().tls_ca_file(&pipe).ttl(Duration::from_secs(6));
     let url = format!("rediss://localhost:{port}");
-    let connecting = builder.connect(&url);
+    let connecting = builder.clone().connect(&url);
     let error =
         kit::within(Duration::from_secs(20), connecting).await.expect_err("nothing to read");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-    assert!(error.to_string().contains("the files are not read after 1s"), "{error}");
-    // The thread ends.
-    fs::write(&pipe, "").expect("written");
+    assert!(error.to_string().contains("it is no regular file"), "{error}");
+    fs::rename(certificates.path().join("ca.crt"), &pipe).expect("in its place");
+    locks(builder, &url).await;
 }

@@ -3,7 +3,7 @@
 //! It knows where requests and replies begin and end, so it can hold or lose whole ones, and
 //! lose just the reply to a chosen request.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
 use std::ops::ControlFlow;
@@ -96,7 +96,7 @@ struct Record {
     silences: Vec<Silence>,
 }
 
-/// How long a connection was a black hole that had subscribed, until somebody closed it.
+/// How long a connection with subscribed channels was a black hole, until somebody closed it, or had no channel any more.
 #[derive(Clone, Copy)]
 pub struct Silence {
     pub from: Instant,
@@ -365,6 +365,8 @@ struct Link {
     /// Whether a RESP2 subscription has begun, in which messages look like replies, so that no
     /// frame from the server can be matched with a request any more.
     subscribed: bool,
+    /// The channels that the client has subscribed.
+    channels: HashSet<String>,
     /// How often subscribed connections had been silenced when it began.
     silenced: u64,
     /// Which one of the record is its own.
@@ -416,6 +418,7 @@ impl Link {
             server_closed: false,
             pending: VecDeque::new(),
             subscribed: false,
+            channels: HashSet::new(),
             upstream_port,
             record,
         };
@@ -434,7 +437,16 @@ impl Link {
             control.mark_unchanged();
             let silent = self.subscribed && control.borrow().silenced != self.silenced;
             if silent {
-                self.is_silent();
+                while let Some(length) = frame_length(&self.requests) {
+                    let frame: Vec<u8> = self.requests.drain(..length).collect();
+                    self.note_channels(&frame);
+                }
+                // A connection without channels has nothing to say.
+                if self.channels.is_empty() {
+                    self.end_silence()
+                } else {
+                    self.is_silent()
+                }
                 tokio::select! {
                     read = from_client.read_buf(&mut self.requests) => match read {
                         Ok(1..) => continue,
@@ -464,6 +476,30 @@ impl Link {
         }
     }
 
+    /// Keeps the channels that the client has asked for, also if nothing is passed on.
+    fn note_channels(&mut self, frame: &[u8]) {
+        let text = String::from_utf8_lossy(frame);
+        // The number of words; and the length of each before it.
+        let mut words = text.split("\r\n").skip(2).step_by(2);
+        let verb = words.next().unwrap_or_default().to_ascii_uppercase();
+        let channels = words.filter(|word| !word.is_empty()).map(str::to_owned);
+        match &*verb {
+            "SUBSCRIBE" | "SSUBSCRIBE" => self.channels.extend(channels),
+            "UNSUBSCRIBE" | "SUNSUBSCRIBE" => {
+                for channel in channels {
+                    self.channels.remove(&channel);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn end_silence(&mut self) {
+        if let Some(at) = self.silence.take() {
+            lock(&self.record).silences[at].until = Some(Instant::now());
+        }
+    }
+
     fn is_silent(&mut self) {
         let record = &self.record;
         self.silence.get_or_insert_with(|| {
@@ -483,6 +519,7 @@ impl Link {
             && let Some(length) = frame_length(&self.requests)
         {
             let frame: Vec<u8> = self.requests.drain(..length).collect();
+            self.note_channels(&frame);
             match self.note(frame.clone()) {
                 Noted::Closed => return ControlFlow::Break(()),
                 Noted::Answered => continue,
@@ -613,9 +650,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Some(at) = self.silence {
-            lock(&self.record).silences[at].until = Some(Instant::now());
-        }
+        self.end_silence();
     }
 }
 

@@ -1,6 +1,5 @@
 //! The state of a connection to one server, which its calls and its keeper share.
 
-use super::address::Served;
 use super::errors::Failure;
 use crate::store::redis::scripts::reply::Element;
 use crate::util::panics::run_wakers;
@@ -46,12 +45,6 @@ pub(in crate::store::redis) struct Health {
 struct Running {
     client: Client,
     task: AbortHandle,
-}
-
-impl Running {
-    fn new(served: &Served<Client>) -> Self {
-        Self { client: served.client.clone(), task: served.task.abort_handle() }
-    }
 }
 
 /// What is known of the role of a server.
@@ -102,9 +95,9 @@ impl Silence {
 }
 
 impl Health {
-    pub(in crate::store::redis) fn new(served: &Served<Client>) -> Self {
+    pub(in crate::store::redis) fn new(client: Client, task: AbortHandle) -> Self {
         Self {
-            client: Mutex::new(Running::new(served)),
+            client: Mutex::new(Running { client, task }),
             reconnecting: AtomicBool::new(false),
             changed: Notify::new(),
             failure: Mutex::default(),
@@ -184,8 +177,8 @@ impl Health {
     }
 
     /// Puts a fresh client in the place of the old one.
-    pub(in crate::store::redis) fn replace(&self, served: &Served<Client>) {
-        *self.client.lock() = Running::new(served);
+    pub(in crate::store::redis) fn replace(&self, client: Client, task: AbortHandle) {
+        *self.client.lock() = Running { client, task };
         *self.moved.lock() = Some(Instant::now());
         self.role_once();
         self.end_reconnecting();

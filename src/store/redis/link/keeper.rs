@@ -294,7 +294,7 @@ impl Keeper {
 
     /// Puts a fresh client in the place of the old one.
     fn replace(&mut self, served: Served<Client>) {
-        self.health.replace(&served);
+        self.health.replace(served.client.clone(), served.task.abort_handle());
         if self.reason == Some(Reason::Refused) {
             self.address.refusals.moved(&self.address.server_address(), &self.health);
         }

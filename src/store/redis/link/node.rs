@@ -40,7 +40,7 @@ impl Node {
         address: &Address,
         reconnects: &Signal,
     ) -> Self {
-        let health = Arc::new(Health::new(&served));
+        let health = Arc::new(Health::new(served.client.clone(), served.task.abort_handle()));
         Keeper::start(served, address, &health, reconnects);
         Self { health, attempt: address.attempt }
     }

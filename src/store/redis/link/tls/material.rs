@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn text_in_the_place_of_a_path_is_refused_and_not_shown() {
+    fn text_given_as_a_path_is_refused_and_not_shown() {
         let path = |text: &str| Pem::File(text.into());
         let identity = |chain: &str, key: &str| TlsSettings {
             identity: Some(Identity { chain: path(chain), key: path(key) }),

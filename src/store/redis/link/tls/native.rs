@@ -103,7 +103,8 @@ fn decode(pem: &[u8]) -> Vec<u8> {
         _ => None,
     });
     let mut bytes = Vec::with_capacity(pem.len() / 4 * 3);
-    let (mut bits, mut count) = (0_u32, 0);
+    let mut bits = 0_u32;
+    let mut count = 0;
     for digit in digits {
         bits = bits << 6 | u32::from(digit);
         count += 6;

@@ -99,10 +99,11 @@ impl LeaseManager {
     ///
     /// # Errors
     ///
-    /// - [`Invalid`](crate::ErrorKind::Invalid): the URL cannot be read.
+    /// - [`Invalid`](crate::ErrorKind::Invalid): the URL, or a certificate that was given, cannot be read.
     /// - [`Unsupported`](crate::ErrorKind::Unsupported): the URL needs a feature that is off, or the server does not know a
     ///   command.
-    /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers. Also if the server wants TLS and the URL does not, or
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers, or the file of a certificate cannot be read. Also if
+    ///   the server wants TLS and the URL does not, or
     ///   the reverse; the message says so, but other causes look the same.
     /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, a permission is missing, or a TLS certificate is not
     ///   trusted.

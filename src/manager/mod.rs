@@ -103,8 +103,7 @@ impl LeaseManager {
     /// - [`Unsupported`](crate::ErrorKind::Unsupported): the URL needs a feature that is off, or the server does not know a
     ///   command.
     /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers, or the file of a certificate cannot be read. Also if
-    ///   the server wants TLS and the URL does not, or
-    ///   the reverse; the message says so, but other causes look the same.
+    ///   the server wants TLS and the URL does not, or the reverse; the message says so, but other causes look the same.
     /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, a permission is missing, or a TLS certificate is not
     ///   trusted.
     /// - [`Rejected`](crate::ErrorKind::Rejected): the server refuses writes.

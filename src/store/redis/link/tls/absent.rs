@@ -2,8 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::tls::TlsSettings;
-use crate::store::redis::scripts::Failure;
-use fred::error::ErrorKind as Kind;
+use fred::error::{Error as Failure, ErrorKind as Kind};
 use fred::types::config::Config;
 use std::time::Duration;
 

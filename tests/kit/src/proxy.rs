@@ -96,7 +96,7 @@ struct Record {
     silences: Vec<Silence>,
 }
 
-/// How long a connection with subscribed channels was a black hole, until somebody closed it, or had no channel any more.
+/// How long a connection with subscribed channels was a black hole: until it was closed, or had no channel any more.
 #[derive(Clone, Copy)]
 pub struct Silence {
     pub from: Instant,

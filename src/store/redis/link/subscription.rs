@@ -67,7 +67,7 @@ pub(in crate::store::redis) struct Successor {
 }
 
 impl Successor {
-    pub(in crate::store::redis) fn new(address: &Address, login: Option<Arc<Login>>) -> Self {
+    fn new(address: &Address, login: Option<Arc<Login>>) -> Self {
         Self { address: address.clone(), login, connecting: None }
     }
 

@@ -79,24 +79,25 @@ impl Material {
 
 /// Refuses text in PEM in the place of a path. It may be a private key, so it is not shown.
 pub(super) fn refuse_text_as_path(settings: &TlsSettings) -> crate::error::Result<()> {
-    let identity = settings.identity.as_ref().map(|identity| [&identity.chain, &identity.key]);
-    let named = [("tls_ca_file", "tls_ca"), ("tls_identity_files", "tls_identity")];
-    let paths = [settings.ca.iter().collect(), identity.into_iter().flatten().collect::<Vec<_>>()];
-    for ((file, given), pems) in named.into_iter().zip(paths) {
-        let is_text = |pem: &&Pem| match pem {
-            Pem::File(path) => {
-                path.to_string_lossy().contains(['\n', '\r'])
-                    || path.to_string_lossy().contains("-----BEGIN")
-            }
-            Pem::Given(_) => false,
-        };
-        if pems.iter().any(is_text) {
-            return Err(crate::error::Error::invalid(format!(
-                "{file} expects a path, and got text in PEM; give text to {given}"
-            )));
-        }
+    let refused = |file: &str, given: &str| {
+        let says = format!("{file} expects a path, and got text in PEM; give text to {given}");
+        Err(crate::error::Error::invalid(says))
+    };
+    if settings.ca.as_ref().is_some_and(is_text_as_path) {
+        return refused("tls_ca_file", "tls_ca");
     }
-    Ok(())
+    match &settings.identity {
+        Some(identity) if is_text_as_path(&identity.chain) || is_text_as_path(&identity.key) => {
+            refused("tls_identity_files", "tls_identity")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_text_as_path(pem: &Pem) -> bool {
+    let Pem::File(path) = pem else { return false };
+    let path = path.to_string_lossy();
+    path.contains(['\n', '\r']) || path.contains("-----BEGIN")
 }
 
 impl Flaw {

@@ -28,9 +28,9 @@
 //! 9. **Tokens depend on no runtime of the user**, unless the clock is tokio's, which only a
 //!    runtime can pause. Then watchdog and worker are one task of a runtime. When that runtime
 //!    ends, a call that waits or holds on another runtime restarts them there. Until then, and
-//!    while that runtime is blocked, a [`fallback`] watchdog fires the tokens.
+//!    while that runtime is blocked, the fallback watchdog ([`run`]) fires the tokens.
 //! 10. **Only `close` closes.** A panic in a poll of the engine is distinguished from a panic
-//!     elsewhere ([`panic_guard`]). It fires the tokens, and later calls return an error that names the
+//!     elsewhere ([`run::guarded`]). It fires the tokens, and later calls return an error that names the
 //!     panic.
 //!
 //! Lock order: a hold's state, then the schedule or the queue. Waiters are woken with no lock held.
@@ -45,13 +45,10 @@
 mod acquire;
 mod admin;
 mod background;
-mod fallback;
 mod hold;
 mod machine;
-mod panic_guard;
 mod run;
 mod shared;
-mod thread;
 mod watchdog;
 
 pub(crate) use acquire::set::SetCall;

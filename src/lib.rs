@@ -156,7 +156,8 @@
 //! - [`Job`] runs on one of many replicas, once for each key; [`Once`] is its outcome.
 //! - [`guard::Script`] refuses the writes of a holder that has lost its lease, on Redis.
 //! - [`Lease`] is the guard; dropping it releases the name. [`LeaseState`] is held, at risk or lost.
-//! - [`Loss`] is the reason why a lease was lost.
+//! - [`Loss`] is the reason why a lease was lost. An [`Overrun`] is what the process does if its work goes on; its hook gets an
+//!   [`OverrunReport`].
 //! - [`Error`], [`ErrorKind`] and [`Fate`] report what failed, what to do about it, and whether the operation took effect.
 //! - [`CloseError`] lists the names that `close` could not release.
 //! - [`HolderInfo`] describes the holder of a name, for people and dashboards; [`Metadata`] is its description of itself,
@@ -207,6 +208,7 @@ pub mod testing;
 pub mod tower;
 mod util;
 
+pub use engine::{Overrun, OverrunHook, OverrunReport};
 pub use error::{Error, ErrorKind, Fate, Loss, Result};
 pub use locks::election::{Candidate, Election, Leader, Leadership, View};
 pub use locks::guard;

@@ -71,6 +71,8 @@ pub(crate) use shared::core::{Core, Settings};
 pub(crate) use shared::hold::Hold;
 pub(crate) use shared::lifecycle::Stage;
 pub(crate) use shared::options::{Caller, Options, check_stall_after, setters};
+pub(crate) use shared::overrun::Overruns;
+pub use shared::overrun::{Overrun, OverrunHook, OverrunReport};
 pub(crate) use shared::pulse::CallPulse;
 pub(crate) use shared::report::{self, StoreRefusal};
 pub(crate) use shared::served::{self, Timed, Unanswered};

@@ -412,7 +412,7 @@ impl Lock {
 
 // After the calls, which a reader looks for first.
 impl Lock {
-    setters!(class label min_hold lock_delay stall_after warn_held);
+    setters!(class label min_hold lock_delay stall_after on_overrun warn_held);
 }
 
 impl Holder {

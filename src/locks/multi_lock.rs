@@ -468,7 +468,7 @@ impl MultiLock {
 
 // After the calls, which a reader looks for first.
 impl MultiLock {
-    setters!(class label min_hold lock_delay stall_after warn_held);
+    setters!(class label min_hold lock_delay stall_after on_overrun warn_held);
 }
 
 /// The index of an entry, and its lease.

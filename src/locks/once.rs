@@ -241,7 +241,7 @@ impl Job {
 
 // After the calls, which a reader looks for first.
 impl Job {
-    setters!(class label lock_delay stall_after warn_held);
+    setters!(class label lock_delay stall_after on_overrun warn_held);
 }
 
 /// The outcome of an attempt to acquire the key.

@@ -390,7 +390,7 @@ impl Semaphore {
 
 // After the calls, which a reader looks for first.
 impl Semaphore {
-    setters!(class label stall_after warn_held);
+    setters!(class label stall_after on_overrun warn_held);
 }
 
 fn no_permits() -> Error {

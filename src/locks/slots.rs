@@ -379,7 +379,7 @@ impl Slots {
 
 // After the calls, which a reader looks for first.
 impl Slots {
-    setters!(class label min_hold lock_delay stall_after warn_held);
+    setters!(class label min_hold lock_delay stall_after on_overrun warn_held);
 }
 
 /// What a call for any slot waits for.

@@ -1,7 +1,7 @@
 //! The settings of a manager.
 
 use super::{LeaseManager, connect};
-use crate::engine::{Settings, Timing, check_stall_after};
+use crate::engine::{Overrun, Settings, Timing, check_stall_after};
 use crate::error::{Error, Result};
 use crate::observe::{Observer, Observers};
 #[cfg(doc)]
@@ -69,6 +69,7 @@ pub struct Builder {
     pub(super) grace: Option<Duration>,
     stall_after: Option<Duration>,
     warn_held: Option<Duration>,
+    pub(super) on_overrun: Option<Overrun>,
     fencing: bool,
     require_fencing: bool,
     pub(super) owner: Option<Owner>,
@@ -92,6 +93,7 @@ impl Default for Builder {
             grace: None,
             stall_after: None,
             warn_held: None,
+            on_overrun: None,
             fencing: true,
             require_fencing: false,
             owner: None,
@@ -205,6 +207,53 @@ impl Builder {
     /// Defaults to no report.
     pub fn warn_held(mut self, age: Duration) -> Self {
         self.warn_held = Some(age);
+        self
+    }
+
+    /// Sets what the process does when a lease is lost, and is still alive shortly before another process can have the name.
+    ///
+    /// A token stops work that is polled. It does not stop work that blocks its thread: a loop, a blocking call, C code, a
+    /// deadlock. This setting is for work that must not run beside that of the next holder. It acts when the lease has been
+    /// neither dropped nor unlocked:
+    ///
+    /// | the loss | acts |
+    /// |---|---|
+    /// | [`Expired`](Loss::Expired), [`MaxHold`](Loss::MaxHold), [`Stalled`](Loss::Stalled): the store still keeps the name | at 0.8 of the [grace](Builder::grace) after the cancellation deadline, or after the token if that fired earlier |
+    /// | [`Gone`](Loss::Gone), [`Taken`](Loss::Taken), [`Stolen`](Loss::Stolen), [`Revoked`](Loss::Revoked): nothing is left | a grace after the token; another holder may have the name already |
+    /// | any, found after that time, because the process or the machine was stopped | at once |
+    /// | [`Closed`](Loss::Closed) | never |
+    ///
+    /// It acts once for each hold. Nested leases are one hold, the names of a [`MultiLock`](crate::MultiLock) count as one, and
+    /// [readers that share a hold](crate::RwLock#readers-of-one-process) are one. After a clean drop or unlock it never acts.
+    ///
+    /// A thread of its own acts, which waits from the start: it needs neither your runtime nor a new thread. If that thread
+    /// is held up, as by a standard error that nobody reads, the watchdog aborts the process itself at 0.95 of the grace.
+    ///
+    /// A lease that is kept in scope while the work is rolled back counts as work: drop it first, or choose a
+    /// longer grace. No process can stop what the kernel or the network has already: see
+    /// [when work does not stop](crate::guide::guarantees#when-work-does-not-stop). A handle can have [an action of its
+    /// own](crate::Lock::on_overrun).
+    ///
+    /// It needs a watchdog with a thread of its own: in memory, and with [`dedicated_thread(false)`](Builder::dedicated_thread),
+    /// it is [`Unsupported`](ErrorKind::Unsupported).
+    ///
+    /// Defaults to nothing: only the token fires.
+    ///
+    /// ```no_run
+    /// use leasehold::{LeaseManager, Overrun};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// let builder = LeaseManager::builder().on_overrun(Overrun::Exit(75));
+    /// let leases = builder.connect("redis://127.0.0.1:6379").await?;
+    /// # drop(leases);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "hard stop")]
+    #[doc(alias = "fail-stop")]
+    pub fn on_overrun(mut self, action: Overrun) -> Self {
+        self.on_overrun = Some(action);
         self
     }
 

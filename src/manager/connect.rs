@@ -3,7 +3,7 @@
 use super::Builder;
 use super::builder::timing_of;
 use crate::clock::Clock;
-use crate::engine::{Core, Engine, Timing, presence};
+use crate::engine::{Core, Engine, Overrun, Overruns, Timing, presence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::options::{Common, in_task};
 use crate::store::url::Backend;
@@ -18,6 +18,7 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
     let (timing, settings) = builder.checked()?;
     let needed = builder.needs_fencing();
     let owner = builder.owner.clone();
+    let on_overrun = builder.on_overrun.clone();
     let manager = Uuid::new_v4();
     let client_name = match &owner {
         Some(owner) => Common::client_name(owner, manager),
@@ -37,11 +38,13 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
             let store = open(backend, Clock::system(), needed, timing.attempt).await?;
             let core = Engine::core(manager, store, timing, settings, false);
             describe(&core, owner);
+            watch_overruns(&core, on_overrun)?;
             presence::introduce(&core).await;
             observers.start(&core.events).map(|()| core)
         })
         .await
     } else {
+        on_overrun.as_ref().map_or(Ok(()), |_| Overruns::check(true))?;
         // A server's time goes on during a suspend; what is in memory may follow a paused clock.
         let clock = if remote { Clock::system() } else { Clock::tokio() };
         let store = in_task(open(backend, clock, needed, timing.attempt)).await?;
@@ -61,6 +64,7 @@ pub(super) fn build(builder: Builder, store: impl Store) -> Result<Arc<Engine>> 
     let on_caller = !dedicated_thread;
     let core = Engine::core(Uuid::new_v4(), Arc::new(store), timing, settings, on_caller);
     describe(&core, builder.owner);
+    watch_overruns(&core, builder.on_overrun)?;
     builder.observers.start(&core.events)?;
     Engine::new(core)
 }
@@ -76,6 +80,14 @@ fn describe(core: &Core, owner: Option<Owner>) {
     if let Some(owner) = owner {
         core.descriptions.describe(owner);
     }
+}
+
+/// Starts the thread for leases that outlive their loss, if there is an action.
+fn watch_overruns(core: &Core, action: Option<Overrun>) -> Result<()> {
+    let Some(action) = action else { return Ok(()) };
+    core.overruns.start(core.clock(), core.on_caller)?;
+    core.overruns.set_default(action);
+    Ok(())
 }
 
 /// Connects, and checks that the store has what the settings need.

@@ -9,6 +9,7 @@ mod line;
 mod link;
 mod names;
 mod network;
+mod overrun;
 mod phases;
 mod process;
 mod refusals;

@@ -16,6 +16,7 @@ mod mixed;
 mod moving;
 mod new_addresses;
 mod operator;
+mod overrun;
 mod preflight;
 mod ready;
 mod resends;

@@ -80,7 +80,7 @@ pub(crate) async fn acquire_as<'a>(
     share: Share,
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
-    options.check(&core.can, mode)?;
+    options.check(core, mode)?;
     // Where the store has a queue of its own, all locks are fair.
     let fair = options.is_fair() && core.can.line == Line::Arrivals;
     let _call = core.life.begin_call();

@@ -107,7 +107,7 @@ async fn begin_call<'a>(
     core.ensure_running();
     consume_budget().await;
     refuse_nested(core, current)?;
-    options.check(&core.can, Mode::Exclusive)?;
+    options.check(core, Mode::Exclusive)?;
     if core.can.steals { Ok(call) } else { Err(Steal::unsupported(Mode::Exclusive)) }
 }
 

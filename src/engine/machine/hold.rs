@@ -243,6 +243,11 @@ impl State {
         self.release.abandoned_at(self.deadline(timing), timing.attempt)
     }
 
+    /// Returns whether a caller has a lease of it: one that was handed off or granted may not have reached its caller.
+    pub(in crate::engine) fn is_in_hands(&self) -> bool {
+        !self.offered && self.live > self.policy().ahead
+    }
+
     /// Returns whether the hold is to be renewed: a caller has a lease of it, or the call that will return one has a
     /// pulse. A change of the mode is so short that it needs none, and a future that is not polled keeps nothing.
     fn is_kept(&self) -> bool {

@@ -6,6 +6,7 @@
 //! - [`name`] is one name in this process: its [`occupants`], its [`waiters`], what they are offered, and the [`effects`] of a
 //!   transition.
 //! - Both read [`timing`], ask about a [`mode`] here, and take a call for polled by its [`pulse`].
+//! - [`overrun`] says when the process acts on work that does not stop.
 //! - [`pause`] yields to waiters of other processes, and [`schedule`] is what the watchdog does when.
 
 pub(super) mod chain;
@@ -16,6 +17,7 @@ pub(super) mod mode;
 pub(super) mod name;
 pub(super) mod occupants;
 mod offers;
+pub(super) mod overrun;
 pub(super) mod pause;
 pub(super) mod policy;
 pub(super) mod pulse;

@@ -5,6 +5,7 @@ use super::hold::Hold;
 use super::job::Job;
 use super::lifecycle::{Lifecycle, Stage};
 use super::options::Options;
+use super::overrun::Overruns;
 use super::queue::Queue;
 use super::schedule::{Call, Schedule};
 use super::served::Served;
@@ -108,6 +109,7 @@ pub(crate) struct Core {
     pub(crate) events: Arc<EventQueues>,
     pub(crate) counters: Counters,
     pub(in crate::engine) served: Served,
+    pub(crate) overruns: Overruns,
     clock: Clock,
     manager: Uuid,
     holders: AtomicU64,
@@ -183,6 +185,7 @@ impl Core {
             events: Arc::default(),
             counters: Counters::default(),
             served: Served::default(),
+            overruns: Overruns::default(),
             manager,
             holders: AtomicU64::new(1),
             random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),

@@ -244,6 +244,11 @@ impl Hold {
         self.lock().state.believed()
     }
 
+    /// Returns whether a caller has a lease of it.
+    pub(in crate::engine) fn is_in_hands(&self) -> bool {
+        self.lock().state.is_in_hands()
+    }
+
     /// Returns whether the hold is over and has no live lease.
     pub(crate) fn is_finished(&self) -> bool {
         self.lock().is_finished()
@@ -544,8 +549,11 @@ impl Hold {
         let records = inner.state.queue_record();
         drop(inner);
 
-        if let (Some(_), Phase::Lost(_), Some(lost)) = (believed_until, is, self.lost.get()) {
-            run_wakers(|| lost.cancel());
+        if let (Some(_), Phase::Lost(loss)) = (believed_until, is) {
+            if let Some(lost) = self.lost.get() {
+                run_wakers(|| lost.cancel());
+            }
+            core.overruns.add(&core.timing, self, loss, now);
         }
         if let Some((from, until)) = sweep {
             let sweep = Sweep::late(self.target(), self.holder, from, until);

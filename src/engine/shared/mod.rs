@@ -9,6 +9,7 @@ pub(super) mod job;
 pub(super) mod lifecycle;
 pub(super) mod line;
 pub(super) mod options;
+pub(crate) mod overrun;
 pub(super) mod pulse;
 pub(super) mod queue;
 pub(crate) mod report;

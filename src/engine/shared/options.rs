@@ -1,7 +1,8 @@
 //! The options of a handle. They go with each of its acquires into the hold. [`setters`] gives a handle those that it has.
 
 use super::calls::check_line;
-use super::core::Settings;
+use super::core::{Core, Settings};
+use super::overrun::Overrun;
 use crate::clock::Instant;
 use crate::engine::machine::hold::HoldPolicy;
 use crate::engine::machine::mode;
@@ -9,8 +10,8 @@ use crate::engine::machine::timing::LONGEST_TTL;
 use crate::engine::shared::pulse::CallPulse;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::DEFAULT_CLASS;
+use crate::store::Mode;
 use crate::store::contract::metadata::check_word;
-use crate::store::{Capabilities, Mode};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +42,7 @@ struct Set {
     label: Option<Arc<str>>,
     class: &'static str,
     fair: bool,
+    on_overrun: Option<Overrun>,
 }
 
 impl Default for Set {
@@ -54,6 +56,7 @@ impl Default for Set {
             label: None,
             class: DEFAULT_CLASS,
             fair: false,
+            on_overrun: None,
         }
     }
 }
@@ -179,6 +182,30 @@ macro_rules! setters {
             self
         }
     };
+    (@on_overrun) => {
+        /// Sets what the process does when a lease of this handle is lost, and is still alive shortly before another process
+        /// can have the name, in place of that of [`Builder::on_overrun`](crate::Builder::on_overrun).
+        ///
+        /// The first attempt to acquire starts the thread that acts, if there is none, and returns
+        /// [`Unsupported`](crate::ErrorKind::Unsupported) where the manager has no threads of its own.
+        ///
+        /// ```no_run
+        /// use leasehold::Overrun;
+        ///
+        /// # #[tokio::main(flavor = "current_thread")]
+        /// # async fn main() -> leasehold::Result<()> {
+        /// # let leases = leasehold::LeaseManager::connect("redis://localhost").await?;
+        /// let lease = leases.lock("disk").on_overrun(Overrun::Abort).lock().await?;
+        /// // ... work that may hang in a blocking call ...
+        /// lease.unlock().await
+        /// # }
+        /// ```
+        #[must_use = "returns the handle with the option set"]
+        pub fn on_overrun(mut self, action: crate::Overrun) -> Self {
+            self.options.set_on_overrun(action);
+            self
+        }
+    };
     (@warn_held) => {
         /// Sets the age at which a lease of this handle is reported in the log, once, in place of that of
         /// [`Builder::warn_held`](crate::Builder::warn_held).
@@ -209,6 +236,15 @@ impl Options {
     /// Returns whether the handle takes part in the order of the waiters of all processes.
     pub(in crate::engine) fn is_fair(&self) -> bool {
         self.0.as_ref().is_some_and(|set| set.fair)
+    }
+
+    /// Returns what the process does if a lease outlives its loss, if it is another action than that of the manager.
+    pub(super) fn on_overrun(&self) -> Option<&Overrun> {
+        self.0.as_ref()?.on_overrun.as_ref()
+    }
+
+    pub(crate) fn set_on_overrun(&mut self, action: Overrun) {
+        self.set().on_overrun = Some(action);
     }
 
     /// Returns the time from the grant for which the name stays closed, even if the hold is released earlier.
@@ -276,7 +312,8 @@ impl Options {
     }
 
     /// Refuses options that are out of range, or that the store cannot have.
-    pub(in crate::engine) fn check(&self, can: &Capabilities, mode: Mode) -> Result<()> {
+    pub(in crate::engine) fn check(&self, core: &Core, mode: Mode) -> Result<()> {
+        let can = &core.can;
         if self.is_fair() {
             check_line(can)?;
         }
@@ -300,6 +337,9 @@ impl Options {
         }
         if let Some(label) = self.label() {
             check_word("label", label)?;
+        }
+        if self.on_overrun().is_some() {
+            core.overruns.start(core.clock(), core.on_caller)?;
         }
         if !min_hold.is_zero() && !can.keeps {
             let message = "this store cannot keep a name closed after its release, so it has no min_hold; hold the lease for that time, or use Redis, a quorum of it, or memory";

@@ -38,6 +38,8 @@ pub(super) async fn run(core: &Arc<Core>) {
             biased;
             () = core.schedule.wait(&mut sleeper) => {}
             () = core.verify.notified() => verify_all(core),
+            // After the tokens.
+            () = core.overruns.wait(core.clock()) => core.overruns.act(core.now()),
         }
         tick(core);
     }

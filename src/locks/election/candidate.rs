@@ -244,7 +244,7 @@ impl Candidate {
 
 // After the calls, which a reader looks for first.
 impl Candidate {
-    setters!(class label lock_delay stall_after warn_held);
+    setters!(class label lock_delay stall_after on_overrun warn_held);
 }
 
 /// Runs the body of one term. It is gone when this returns.

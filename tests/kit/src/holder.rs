@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{CloseError, Lease, LeaseManager};
+use leasehold::{CloseError, Lease, LeaseManager, Overrun};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tokio::io::{AsyncBufReadExt, BufReader as AsyncBufReader};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::eventually;
 use super::fault::{LONG, boottime, millis};
+use super::resp::Resp;
 use super::server::{dying_with_parent, spawn};
 
 const VARIABLE: &str = "LEASEHOLD_TEST_HOLDER";
@@ -172,6 +173,9 @@ fn say(text: &str) {
 /// Is the holder, if this process is meant to be one.
 ///
 /// Commands: `connect URL MILLISECONDS`, `lock NAME`, `fair NAME` (a fair lock), `steal NAME`, `lead NAME VALUE`, `churn NAME` (locks and unlocks for ever),
+/// `overrun abort` and `overrun CODE` (for the next `connect`: what the process does if work goes on after a loss), `work NAME
+/// PORT` (a thread that never stops pushes the fencing token to the list `written` of this server), `clog` (writes to the standard error for ever), `hang` (blocks all
+/// workers),
 /// `try NAME` (tries once, and unlocks), `exhaust threads` and `exhaust files` (until the system gives no more), `relieve` (ends
 /// that), `watch NAME` (checks all the time, until refused), `state NAME`, `unlock NAME`, `drop NAME`, `close`.
 /// It closes by itself on SIGTERM, and ends at the end of its input.
@@ -212,6 +216,7 @@ type Held = Arc<Mutex<HashMap<String, Arc<Lease>>>>;
 struct Process {
     leases: Option<LeaseManager>,
     held: Held,
+    overrun: Option<Overrun>,
     /// What was taken from the system.
     taken: Vec<Box<dyn Any>>,
 }
@@ -264,9 +269,41 @@ impl Process {
         match *words {
             ["connect", url, ttl] => {
                 let ttl = millis(ttl.parse().expect("milliseconds"));
-                let leases = LeaseManager::builder().ttl(ttl).connect(url).await;
+                let mut builder = LeaseManager::builder().ttl(ttl);
+                if let Some(overrun) = self.overrun.take() {
+                    builder = builder.on_overrun(overrun);
+                }
+                let leases = builder.connect(url).await;
                 self.leases = Some(leases.expect("a manager"));
                 say("connected");
+            }
+            ["overrun", "abort"] => self.overrun = Some(Overrun::Abort),
+            ["overrun", code] => {
+                self.overrun = Some(Overrun::Exit(code.parse().expect("an exit code")));
+            }
+            ["work", name, port] => {
+                let fence = self.lease(name).fence().expect("fencing is on").to_string();
+                let mut server = Resp::connect(port.parse().expect("a port"));
+                thread::spawn(move || {
+                    loop {
+                        server.command(&["RPUSH", "written", &fence]);
+                    }
+                });
+                say("works");
+            }
+            ["clog"] => {
+                thread::spawn(|| {
+                    loop {
+                        eprintln!("{}", "noise ".repeat(100));
+                    }
+                });
+            }
+            ["hang"] => {
+                for _ in 0..8 {
+                    tokio::spawn(async { thread::sleep(Duration::MAX) });
+                }
+                say("hangs");
+                thread::sleep(Duration::MAX);
             }
             ["lock", name] => {
                 let (leases, held, name) = (self.manager(), self.held.clone(), name.to_owned());

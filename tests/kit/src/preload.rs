@@ -7,6 +7,9 @@ use std::process::{Command, Stdio};
 /// A library that makes a process fork when a signal tells it to.
 pub const FORKS: &[u8] = include_bytes!("forks.c");
 
+/// A library that keeps a process from ending by `exit`.
+pub const HANGS: &[u8] = include_bytes!("hangs.c");
+
 /// Compiles C into a shared library.
 pub fn compile(source: &[u8], library: &Path) {
     let mut compiler = Command::new("cc")

@@ -227,7 +227,7 @@ impl Builder {
     /// [readers that share a hold](crate::RwLock#readers-of-one-process) are one. After a clean drop or unlock it never acts.
     ///
     /// A thread of its own acts, which waits from the start: it needs neither your runtime nor a new thread. If that thread
-    /// is held up, as by a standard error that nobody reads, the watchdog aborts the process itself at 0.95 of the grace.
+    /// is held up, as by a standard error that is not read, the watchdog aborts the process itself at 0.95 of the grace.
     ///
     /// A lease that is kept in scope while the work is rolled back counts as work: drop it first, or choose a
     /// longer grace. No process can stop what the kernel or the network has already: see

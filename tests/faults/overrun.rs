@@ -44,8 +44,8 @@ async fn process_whose_work_hangs_ends_before_the_next_holder_writes() {
         let proxy = Proxy::start(server.port());
         let action = if run % 2 == 0 { "abort" } else { "75" };
         let mut holder = hanging(Holder::start(), &server, &proxy, action).await;
-        let rivals = connect(&server.url(), T).await;
-        let waiting = wait_for(&rivals, "job");
+        let others = connect(&server.url(), T).await;
+        let waiting = wait_for(&others, "job");
         proxy.set(Mode::BlackHole);
         let (lease, _) = let_in(waiting).await;
         let fence = lease.fence().expect("fencing is on").to_string();
@@ -69,7 +69,7 @@ async fn process_ends_although_its_last_line_or_exit_is_stuck() {
     let library = folder.path().join("hangs.so");
     preload::compile(preload::HANGS, &library);
     let preload = format!("LD_PRELOAD={}", library.display());
-    // Open for reading, too, so that it neither blocks nor fails, and nobody reads it.
+    // Open for reading, too, so that it neither blocks nor fails, and it is not read.
     let pipe = folder.path().join("pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
     assert!(made.success());
@@ -84,8 +84,8 @@ async fn process_ends_although_its_last_line_or_exit_is_stuck() {
             holder.send("clog");
         }
         let mut holder = hanging(holder, &server, &proxy, action).await;
-        let rivals = connect(&server.url(), T).await;
-        let waiting = wait_for(&rivals, "job");
+        let others = connect(&server.url(), T).await;
+        let waiting = wait_for(&others, "job");
         proxy.set(Mode::BlackHole);
         let (lease, _) = let_in(waiting).await;
         let fence = lease.fence().expect("fencing is on").to_string();
@@ -103,8 +103,8 @@ async fn process_that_was_stopped_beyond_the_ttl_ends_as_it_wakes() {
     let mut holder = Holder::start();
     holder.send("overrun abort");
     holder.hold(&server.url(), T, "job").await;
-    let rivals = connect(&server.url(), T).await;
-    let waiting = wait_for(&rivals, "job");
+    let others = connect(&server.url(), T).await;
+    let waiting = wait_for(&others, "job");
     holder.stop();
     let (_lease, _) = let_in(waiting).await;
     let woken = holder.signal(Signal::CONT);

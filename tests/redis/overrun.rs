@@ -58,12 +58,12 @@ async fn hook_is_called_before_the_name_has_another_holder() {
     let proxy = Proxy::start(server.port());
     let reports = Reports::default();
     let leases = builder().on_overrun(reports.hook()).connect(proxy.url()).await.unwrap();
-    let rivals = builder().connect(server.url()).await.unwrap();
+    let others = builder().connect(server.url()).await.unwrap();
     let mut handle = leases.lock("job").label("import");
     let outer = handle.lock().await.unwrap();
     let inner = handle.lock().await.unwrap();
     let waiting = tokio::spawn(async move {
-        let lease = rivals.lock("job").lock().await.unwrap();
+        let lease = others.lock("job").lock().await.unwrap();
         (lease, Instant::now())
     });
     proxy.set(Mode::BlackHole);

@@ -5,7 +5,7 @@
 //! 1. **Nothing is paid before a loss.** A loss puts the hold into the list, if it has an action; nothing else looks at it.
 //! 2. **Once for each hold**, and once for the names of one set: its holds share the pulse of a call, and a call gets no new
 //!    holds while a lease of the last ones is alive.
-//! 3. **Only what is alive.** Whoever acts asks [`Hold::is_in_hands`] just before.
+//! 3. **Only what is alive.** Each step asks [`Hold::is_in_hands`] just before it acts.
 
 use super::hold::{Hold, HoldNo};
 use crate::clock::{Clock, Instant};
@@ -324,7 +324,8 @@ impl LostHold {
     fn trace(&self) {
         trace::later(Level::ERROR, || {
             let name = self.hold.name.clone();
-            let (fence, cause) = (self.hold.fence, self.loss);
+            let fence = self.hold.fence;
+            let cause = self.loss;
             move || {
                 tracing::error!(
                     name = name.as_str(),

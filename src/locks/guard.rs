@@ -27,18 +27,25 @@
 //! # }
 //! ```
 //!
+//! # Reads
+//!
+//! A script that only reads is guarded like one that writes, and its fence guard records the token, too. Let the first
+//! read of a holder be such a script. Otherwise the late write of an older holder can come between that read and the first
+//! guarded write: see [`guarded_writes`](crate::guide::guarded_writes#read-through-the-guard-first).
+//!
 //! # What a guard cannot do
 //!
 //! A guard puts no order between two writes of one holder, because both have the same fencing token. A fence guard
-//! protects from the moment of the first guarded write of the newer holder, not from its grant. And it forgets a
-//! resource that nothing wrote to for 24 hours, or the [retention](crate::Builder::fence_retention) of fencing tokens if that
+//! protects from the moment of the first guarded read or write of the newer holder, not from its grant. And it forgets a
+//! resource that no guarded script came to for 24 hours, or the [retention](crate::Builder::fence_retention) of fencing tokens if that
 //! is longer, and two TTLs.
 //!
 //! # Readers
 //!
 //! Readers of one name have tokens of their own and work at the same time, so one may write after another with a larger
-//! token. The guard of a [`ReadLease`](crate::ReadLease) is refused only once a writer with a larger token has written. The
-//! guard of a writer is refused once any holder with a larger token has, also a reader.
+//! token. The guard of a [`ReadLease`](crate::ReadLease) is refused only once a writer with a larger token has come to the
+//! resource. The guard of a writer is refused once any holder with a larger token has, also a reader. That is so for guarded
+//! reads and writes alike.
 
 use crate::error::{Error, Result};
 use crate::store::HolderId;
@@ -117,7 +124,7 @@ end
 return (function(KEYS, ARGV)
 ";
 
-/// A script for Redis that writes only for the newest holder of a name.
+/// A script for Redis that writes, or reads, only for the newest holder of a name.
 ///
 /// Its text does not depend on the lease, so servers cache it like any other script. Run it with the keys and arguments of a
 /// [`Guard`].
@@ -144,7 +151,7 @@ impl Script {
     pub fn new(body: impl AsRef<str>) -> Result<Self> {
         let body = body.as_ref();
         if body.trim().is_empty() {
-            return Err(Error::invalid("the script is empty; give the guard a write to guard"));
+            return Err(Error::invalid("the script is empty; give the guard a read or a write to guard"));
         }
         if body.starts_with("#!") {
             return Err(Error::invalid(

@@ -34,6 +34,10 @@ const CAPACITY: usize = 100_000;
 /// order. A reader that sends its token as a plain number counts as a writer: nothing that is late is accepted, but
 /// other readers are refused.
 ///
+/// A read counts as a write does, if its request has a key: from the first `GET` with a token on, a late write with a smaller one is
+/// refused. So let the key not depend on the method, and let a holder [read through the
+/// guard](crate::guide::guarded_writes#read-through-the-guard-first) first.
+///
 /// The layer and its clones share what they have seen, in the memory of this process. It knows nothing after a restart,
 /// and nothing of other replicas of the service: where there are several, keep the largest token beside the data, as in
 /// [`guarded_writes`](crate::guide::guarded_writes). It puts no order between requests that run at the same time. It

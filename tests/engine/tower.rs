@@ -502,6 +502,34 @@ async fn error_of_the_store_is_answered_by_its_kind() {
     assert_eq!(site.calls.load(Ordering::SeqCst), 0);
 }
 
+/// A read that carries a token counts like a write: the late write that comes between the first read of the next holder and its
+/// first write is refused.
+#[tokio::test]
+async fn read_with_a_token_refuses_later_writes_of_older_ones() {
+    let key = |request: &Request<()>| Some(request.uri().path().to_owned());
+    for reads_with_token in [false, true] {
+        // Without the token in its reads, a service may let reads pass.
+        let key = move |request: &Request<()>| {
+            key(request).filter(|_| reads_with_token || request.method() != http::Method::GET)
+        };
+        let mut guarded = FenceGuard::new(key).layer(Site::quick());
+        let mut send = async |method: &str, fence: &str| {
+            let request = Request::builder().method(method).uri("/stock");
+            let request = request.header(FENCE_HEADER, fence).body(()).expect("a request");
+            poll_fn(|context| guarded.poll_ready(context)).await.expect("ready");
+            guarded.call(request).await.expect("an answer").status()
+        };
+        assert_eq!(send("PUT", "7").await, StatusCode::OK);
+        assert_eq!(send("GET", "8").await, StatusCode::OK);
+        let late = send("PUT", "7").await;
+        let refused = late == StatusCode::PRECONDITION_FAILED;
+        assert_eq!(refused, reads_with_token, "{late}");
+        // Readers do not refuse one another.
+        assert_eq!(send("GET", "11; read").await, StatusCode::OK);
+        assert_eq!(send("GET", "10; read").await, StatusCode::OK);
+    }
+}
+
 /// A late write to a key is refused after as many writes to others as the guard surely remembers, wherever in its memory the
 /// key is.
 #[tokio::test]

@@ -34,6 +34,19 @@ impl Resource {
         Self { _server: server, client, script }
     }
 
+    /// Reads by a script like any other, behind the guard. Returns `None` if it was refused.
+    async fn read(&self, guard: Guard) -> Option<String> {
+        let script = Script::new("return redis.call('GET', KEYS[1]) or ''").expect("a script");
+        let (keys, args) = guard.with(["data"], Vec::<String>::new());
+        match self.client.eval(script.text(), keys, args).await {
+            Ok(value) => Some(value),
+            Err(error) => {
+                assert!(error.details().starts_with(STALE), "{error}");
+                None
+            }
+        }
+    }
+
     /// Returns whether the write was accepted.
     async fn write(&self, guard: Guard) -> bool {
         let (keys, args) = guard.with(["data"], ["1"]);
@@ -151,6 +164,55 @@ async fn readers_write_in_any_order_and_no_writer_before_them() {
     assert!(resource.write(writer.clone()).await);
     assert!(resource.write(guard(&page)).await);
     assert!(!resource.write(writer).await, "the reader that it became has written");
+}
+
+/// Between the first read of the new holder and its first write, a late write would be lost or built upon.
+#[tokio::test]
+async fn read_behind_the_guard_leaves_no_gap_before_the_first_write() {
+    let server = Server::start();
+    let resource = Resource::start().await;
+    let leases = connect(&server.url()).await;
+    let guard = |lease: &leasehold::Lease| lease.fence_guard("data").expect("a token");
+    for is_guarded in [false, true] {
+        let old = leases.lock("stock").lock().await.expect("a lease");
+        let late = guard(&old);
+        drop(old);
+        let new = leases.lock("stock").lock().await.expect("a lease");
+        if is_guarded {
+            assert!(resource.read(guard(&new)).await.is_some());
+        }
+        // The gap that the guard of a write alone leaves.
+        assert_eq!(resource.write(late.clone()).await, !is_guarded);
+        assert_eq!(resource.read(late).await.is_some(), !is_guarded);
+        assert!(resource.write(guard(&new)).await);
+        new.unlock().await.expect("a release");
+    }
+}
+
+#[tokio::test]
+async fn reads_of_readers_refuse_late_writers_and_no_reader() {
+    let server = Server::start();
+    let resource = Resource::start().await;
+    let managers = [connect(&server.url()).await, connect(&server.url()).await];
+    let guard = |lease: &leasehold::Lease| lease.fence_guard("data").expect("a token");
+    let before = managers[0].rw_lock("page").write().await.expect("a lease");
+    let late = guard(&before);
+    before.unlock().await.expect("a release");
+    let one = managers[0].rw_lock("page").read().await.expect("a lease");
+    let two = managers[1].rw_lock("page").read().await.expect("a lease");
+    assert!(two.fence() > one.fence());
+    for lease in [&two, &one, &two] {
+        assert!(resource.read(guard(lease)).await.is_some());
+    }
+    assert!(!resource.write(late).await, "of a writer before the readers");
+    let (ones, twos) = (guard(&one), guard(&two));
+    one.unlock().await.expect("a release");
+    two.unlock().await.expect("a release");
+    let edit = managers[0].rw_lock("page").write().await.expect("a lease");
+    assert!(resource.read(guard(&edit)).await.is_some());
+    for reader in [ones, twos] {
+        assert!(resource.read(reader).await.is_none(), "of a reader before the writer");
+    }
 }
 
 /// A reply that is lost: the same grant again.

@@ -153,30 +153,57 @@ async fn send_signal(process: &Child, signal: &str) -> Result {
 
 /// Sends a request without a body, and returns the status and the body of the answer.
 pub async fn http(address: &str, method: &str, path: &str) -> Result<(u16, String)> {
-    exchange(address, method, path, "").await
+    let answer = Http::new(method, path).send(address).await?;
+    Ok((answer.status, answer.body))
 }
 
-/// Sends a `PUT` without a body, with a fencing token, and returns the status of the answer.
-pub async fn put_with_fence(address: &str, path: &str, fence: Option<String>) -> Result<u16> {
-    let fence = fence.ok_or("the store has no fencing tokens")?;
-    let header = format!("{}: {fence}\r\n", leasehold::tower::FENCE_HEADER);
-    Ok(exchange(address, "PUT", path, &header).await?.0)
+/// A request without a body.
+pub struct Http {
+    line: String,
+    headers: String,
 }
 
-async fn exchange(address: &str, method: &str, path: &str, header: &str) -> Result<(u16, String)> {
-    let exchange = async {
-        let mut stream = TcpStream::connect(address).await?;
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: 0\r\n{header}\r\n"
-        );
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        let (head, body) = answer.split_once("\r\n\r\n").ok_or("no HTTP")?;
-        let status = head.split(' ').nth(1).ok_or("no status")?.parse()?;
-        Ok((status, body.to_owned()))
-    };
-    timeout(LONG, exchange).await.map_err(|_| format!("{method} {path}: no answer"))?
+impl Http {
+    pub fn new(method: &str, path: &str) -> Self {
+        Self { line: format!("{method} {path}"), headers: String::new() }
+    }
+
+    #[must_use]
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push_str(&format!("{name}: {value}\r\n"));
+        self
+    }
+
+    pub async fn send(&self, address: &str) -> Result<Answer> {
+        let Self { line, headers } = self;
+        let exchange = async {
+            let mut stream = TcpStream::connect(address).await?;
+            let request = format!(
+                "{line} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: 0\r\n{headers}\r\n"
+            );
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            let (head, body) = answer.split_once("\r\n\r\n").ok_or("no HTTP")?;
+            let status = head.split(' ').nth(1).ok_or("no status")?.parse()?;
+            Ok(Answer { status, head: head.to_owned(), body: body.to_owned() })
+        };
+        timeout(LONG, exchange).await.map_err(|_| format!("{line}: no answer"))?
+    }
+}
+
+/// The answer to a request.
+pub struct Answer {
+    pub status: u16,
+    head: String,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let headers = self.head.lines().skip(1).filter_map(|line| line.split_once(": "));
+        headers.into_iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
 }
 
 /// Starts this program twice, with the argument `work`, and shows which of its jobs `ran` where. Returns how many ran in each

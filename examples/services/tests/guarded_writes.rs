@@ -12,7 +12,8 @@ async fn paused_holder_that_comes_back_is_refused_by_each_guard() -> Result {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let (_, refused) = text.split_once("late writes were refused:\n").ok_or(text.clone())?;
     let places: Vec<&str> = refused.lines().map(str::trim).collect();
-    let all = ["Redis, owner", "Redis, fence", "SQL, one row", "SQL, transaction", "HTTP"];
+    let all =
+        ["Redis, owner", "Redis, fence", "SQL, one row", "SQL, transaction", "HTTP", "object"];
     assert_eq!(places, all);
     Ok(())
 }

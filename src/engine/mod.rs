@@ -46,6 +46,8 @@ mod acquire;
 mod admin;
 mod background;
 mod hold;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod machine;
 mod run;
 mod shared;

@@ -9,10 +9,10 @@ use crate::store::{
     Inspection, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Resize,
     SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
 };
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use async_trait::async_trait;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use uuid::Uuid;

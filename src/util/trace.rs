@@ -13,10 +13,10 @@
 //!    Lines of a thread that catches its lines are written under the global subscriber.
 //! 3. No subscriber ends the thread: a panic loses only the line that it was writing.
 
-use crate::util::sync::Mutex;
+use crate::util::sync::{Condvar, Mutex, MutexGuard};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, MutexGuard, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError};
 use tokio::sync::oneshot;
 use tracing::dispatcher::{self, DefaultGuard, Dispatch, get_default, with_default};
 use tracing::field::{Field, Value, Visit};

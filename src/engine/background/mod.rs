@@ -3,7 +3,7 @@
 //! One loop per engine. It spawns a task for each call and job, so that none waits for another. The
 //! watchdog needs none of them to fire a token. It reads the inbox of the manager, too: see [`steal`](super::steal).
 
-mod jobs;
+pub(super) mod jobs;
 pub(crate) mod presence;
 
 use super::hold::{describe, renew};

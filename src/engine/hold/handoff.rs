@@ -43,7 +43,8 @@ use crate::engine::shared::hold::{Grant, Hold, HoldId, Inner};
 use crate::engine::shared::queue::{HandedOff, Handoff};
 use crate::engine::shared::report::CallReport;
 use crate::observe::{EventKind, How, Recorded};
-use std::sync::{Arc, MutexGuard};
+use crate::util::sync::MutexGuard;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Ends one lease of a share; the last one ends the hold for its holder. Returns the phase before that, or

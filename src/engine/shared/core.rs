@@ -18,11 +18,11 @@ use crate::observe::{Counters, DEFAULT_CLASS, EventQueues};
 use crate::store::{
     Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Keep, Mode, Name, Owner, Store,
 };
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::Handle;

@@ -25,9 +25,9 @@ use crate::engine::machine::pulse::Pulse;
 use crate::engine::machine::timing::Timing;
 use crate::engine::machine::waiters::Demand;
 use crate::store::{HolderId, Mode, Name, NameMap, Wakeups};
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use tokio::sync::oneshot;
 
 pub(crate) struct Queue {
@@ -801,6 +801,15 @@ impl Queue {
 }
 
 #[cfg(test)]
+impl Queue {
+    /// Returns whether nothing is kept for any name.
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        let queue = self.lock();
+        queue.names.is_empty() && queue.wakers.size().0 == 0 && queue.subscriptions.size().0 == 0
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::acquire::turn::{Admission, Turn, WaiterGuard};
@@ -828,11 +837,6 @@ mod tests {
         waiter
     }
 
-    fn is_empty(core: &Core) -> bool {
-        let queue = core.queue.lock();
-        queue.names.is_empty() && queue.wakers.size().0 == 0 && queue.subscriptions.size().0 == 0
-    }
-
     #[test]
     fn waiters_of_all_names_are_woken_at_once() {
         let core = core_in_memory();
@@ -857,7 +861,7 @@ mod tests {
         drop(waiters);
         assert!(core.queue.lock().wakers.size().1 < 1_000, "it keeps no memory");
         drop(first);
-        assert!(is_empty(&core));
+        assert!(core.queue.is_empty());
         drop(turn(&core, &name));
     }
 
@@ -874,7 +878,7 @@ mod tests {
         drop((turn, second));
         assert!(is_ready(third.woken()));
         drop(third);
-        assert!(is_empty(&core));
+        assert!(core.queue.is_empty());
     }
 
     #[test]
@@ -895,7 +899,7 @@ mod tests {
         }
         assert_eq!(other.asked(now, now), None);
         drop((late, other));
-        assert!(is_empty(&core));
+        assert!(core.queue.is_empty());
     }
 
     #[test]
@@ -910,12 +914,12 @@ mod tests {
         assert!(!is_ready(&mut passed));
         drop(turn);
         assert!(is_ready(passed), "no hold comes any more");
-        assert!(is_empty(&core));
+        assert!(core.queue.is_empty());
         let Ok(Admission::Turn(turn)) = first.pulse(core.now()) else { panic!("no turn") };
         let _passed = turn.seek(&NO_OPTIONS);
         assert_eq!(turn.keep(core.now(), true), Kept::Yes);
         assert_eq!(core.queue.lock().wakers.size().0, 0);
         drop(turn);
-        assert!(is_empty(&core));
+        assert!(core.queue.is_empty());
     }
 }

@@ -17,10 +17,10 @@ use super::{
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use shared::Shared;
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 

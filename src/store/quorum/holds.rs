@@ -3,10 +3,10 @@
 use super::node_modes::NodeModes;
 use crate::clock::Instant;
 use crate::store::{HolderId, Mode};
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use uuid::Uuid;
 

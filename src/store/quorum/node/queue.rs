@@ -12,9 +12,9 @@ use crate::store::quorum::node_modes::either;
 use crate::store::{
     Acquire, Acquired, HolderId, Keep, Mode, Name, Release, Released, Store, StoreFuture, Target,
 };
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::time::timeout;

@@ -7,10 +7,10 @@
 use super::calls::{BATCH_SIZE, Batched, CallContext, Item, Waiting, in_place, run_alone};
 use crate::store::StoreFuture;
 use crate::store::redis::link::script::slot;
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio_util::sync::{CancellationToken, DropGuard};

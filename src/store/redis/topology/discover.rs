@@ -12,14 +12,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::redis::link::address::Address;
 use crate::store::redis::link::errors::{Failure, classify};
 use crate::store::redis::link::url::Topology;
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::config::Server;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 

@@ -10,14 +10,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::redis::link::address::Address;
 use crate::store::redis::link::errors::{Failure, classify};
 use crate::store::redis::link::url::Sentinels;
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::config::Server;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 

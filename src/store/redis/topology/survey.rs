@@ -2,11 +2,11 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::util::panics::caught;
-use crate::util::sync::Mutex;
+use crate::util::sync::{Mutex, MutexGuard};
 use fred::types::config::Server;
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};

@@ -1,0 +1,260 @@
+//! How threads interleave at the locks of the engine, explored by shuttle: `.ci/long shuttle`.
+//!
+//! Each thread calls the handles that users have. A thread of its own does the jobs of the worker. Time stands still: no timer fires,
+//! no lease is renewed or lost by the clock. So a waiter that is not woken by what it waits for blocks forever, which shuttle reports
+//! with the schedule that leads there.
+//!
+//! Shuttle switches threads at each lock and unlock of a [`Mutex`](crate::util::sync::Mutex), and at each wait of a future. It
+//! does not switch at the atomics, nor within the channels and notifiers of tokio.
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::background::jobs::Work;
+    use crate::engine::machine::timing::Timing;
+    use crate::engine::run::Engine;
+    use crate::engine::shared::core::{Core, Settings, WorkQueues};
+    use crate::engine::shared::lifecycle::Stage;
+    use crate::error::{ErrorKind, Loss};
+    use crate::locks::lock::Lock;
+    use crate::locks::rw_lock::{RwLock, Upgraded};
+    use crate::locks::semaphore::Semaphore;
+    use crate::store::{Fencing, MemoryStore};
+    use shuttle::future::block_on;
+    use shuttle::thread;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+    use std::task::{Context, Waker};
+    use std::time::Duration;
+    use uuid::Uuid;
+
+    /// The number of schedules of each test.
+    fn schedules() -> usize {
+        std::env::var("LEASEHOLD_SCHEDULES").map_or(2_000, |count| count.parse().expect("a number"))
+    }
+
+    /// Explores schedules of a test, at random and by priorities that change a few times.
+    fn explore(test: impl Fn(&Arc<World>) + Send + Sync + 'static) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        // All threads of shuttle run on this one. Nothing drives the runtime: it only lets timers be made.
+        let _in = runtime.enter();
+        let test = Arc::new(test);
+        for by_priority in [false, true] {
+            let test = Arc::clone(&test);
+            let run = move || World::run(|world| test(world));
+            match by_priority {
+                false => shuttle::check_random(run, schedules()),
+                true => shuttle::check_pct(run, schedules(), 3),
+            }
+        }
+    }
+
+    /// A manager on a memory store, and what is inside.
+    struct World {
+        engine: Arc<Engine>,
+        inside: AtomicI32,
+        last_fence: AtomicU64,
+    }
+
+    impl World {
+        /// Runs a test, ends the worker, and checks that nothing is left.
+        fn run(test: impl FnOnce(&Arc<Self>)) {
+            let store = MemoryStore::new();
+            let settings = Settings {
+                handoff_bound: 2,
+                fencing: Some(Fencing::new(3, Some(Duration::from_secs(3_600)))),
+                ..Settings::PLAIN
+            };
+            let core =
+                Engine::core(Uuid::nil(), Arc::new(store.clone()), Timing::DEFAULT, settings, true);
+            let queues = core.work_queues().take().expect("no task has them yet");
+            core.running.store(true, Ordering::Release);
+            let engine = Arc::new(Engine { core: Arc::clone(&core) });
+            let worker = {
+                let core = Arc::clone(&core);
+                thread::spawn(move || work(&core, queues))
+            };
+            let world =
+                Arc::new(Self { engine, inside: AtomicI32::new(0), last_fence: AtomicU64::new(0) });
+            test(&world);
+            // The last reference ends the engine.
+            drop(world);
+            worker.join().unwrap();
+            assert!(core.queue.is_empty(), "a name has an occupant, or a waiter a waker");
+            assert_eq!(store.len(), 0, "the store has a name");
+        }
+
+        fn threads(self: &Arc<Self>, works: impl IntoIterator<Item = fn(&Arc<Self>)>) {
+            let start = |work: fn(&Arc<Self>)| {
+                let world = Arc::clone(self);
+                thread::spawn(move || work(&world))
+            };
+            let threads: Vec<_> = works.into_iter().map(start).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        }
+
+        fn lock(self: &Arc<Self>) -> Lock {
+            Lock::new(Arc::clone(&self.engine), "n")
+        }
+
+        /// Is where at most `most` holders are at one time, each with `weight`.
+        fn enter(&self, weight: i32, most: i32) {
+            let inside = self.inside.fetch_add(weight, Ordering::SeqCst) + weight;
+            assert!(inside <= most, "{inside} are inside, where {most} may be");
+            thread::yield_now();
+            self.inside.fetch_sub(weight, Ordering::SeqCst);
+        }
+
+        fn alone(&self, fence: Option<u64>) {
+            let fence = fence.expect("fencing is on");
+            let last = self.last_fence.swap(fence, Ordering::SeqCst);
+            assert!(fence > last, "{fence} after {last}");
+            self.enter(1, 1);
+        }
+    }
+
+    /// Does the jobs of the worker until the engine is no longer needed and none is left.
+    fn work(core: &Arc<Core>, mut queues: WorkQueues) {
+        block_on(async {
+            loop {
+                tokio::select! {
+                    biased;
+                    Some(job) = queues.jobs.recv() => Work::new(core, job).run().await,
+                    () = core.life.until(Stage::Ending) => break,
+                }
+            }
+        });
+    }
+
+    /// Polls a future a few times, and drops it. Returns its output if it was ready.
+    fn poll_some<F: Future>(times: usize, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        for _ in 0..times {
+            let poll = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            if let std::task::Poll::Ready(output) = poll {
+                return Some(output);
+            }
+            thread::yield_now();
+        }
+        None
+    }
+
+    fn lock_and_unlock(world: &Arc<World>) {
+        let mut lock = world.lock();
+        for _ in 0..2 {
+            let lease = block_on(lock.lock()).unwrap();
+            world.alone(lease.fence());
+            block_on(lease.unlock()).unwrap();
+        }
+    }
+
+    fn lock_and_drop(world: &Arc<World>) {
+        let lease = block_on(world.lock().lock()).unwrap();
+        world.alone(lease.fence());
+        drop(lease);
+    }
+
+    fn give_up(world: &Arc<World>) {
+        for times in 1..4 {
+            if let Some(lease) = poll_some(times, world.lock().lock()) {
+                let lease = lease.unwrap();
+                world.alone(lease.fence());
+                if times % 2 == 0 {
+                    block_on(lease.unlock()).unwrap();
+                }
+            }
+        }
+    }
+
+    fn try_once(world: &Arc<World>) {
+        if let Some(lease) = block_on(world.lock().try_lock()).unwrap() {
+            world.alone(lease.fence());
+            block_on(lease.unlock()).unwrap();
+        }
+    }
+
+    #[test]
+    fn lock_is_handed_off_and_released() {
+        explore(|world| world.threads([lock_and_unlock as fn(&_), lock_and_unlock, lock_and_drop]));
+    }
+
+    #[test]
+    fn waiters_that_give_up_leave_nothing() {
+        explore(|world| world.threads([lock_and_unlock as fn(&_), give_up, give_up, try_once]));
+    }
+
+    fn read(world: &Arc<World>) {
+        let mut lock = RwLock::new(Arc::clone(&world.engine), "n");
+        let page = block_on(lock.read()).unwrap();
+        world.enter(1, 10);
+        if let Upgraded::Write(edit) = block_on(page.try_upgrade()).unwrap() {
+            world.enter(10, 10);
+            block_on(edit.unlock()).unwrap();
+        }
+    }
+
+    fn write(world: &Arc<World>) {
+        let mut lock = RwLock::new(Arc::clone(&world.engine), "n");
+        let edit = block_on(lock.write()).unwrap();
+        world.enter(10, 10);
+        let page = block_on(edit.downgrade()).unwrap();
+        world.enter(1, 10);
+        drop(page);
+    }
+
+    #[test]
+    fn readers_and_writers_exclude_each_other() {
+        explore(|world| world.threads([read as fn(&_), read, write]));
+    }
+
+    fn permit(world: &Arc<World>) {
+        let semaphore = Semaphore::new(Arc::clone(&world.engine), "n", 2);
+        let permit = block_on(semaphore.acquire()).unwrap();
+        world.enter(1, 2);
+        block_on(permit.unlock()).unwrap();
+    }
+
+    fn give_up_permit(world: &Arc<World>) {
+        let semaphore = Semaphore::new(Arc::clone(&world.engine), "n", 2);
+        for times in 1..3 {
+            if let Some(permit) = poll_some(times, semaphore.acquire()) {
+                drop(permit.unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn permits_are_no_more_than_there_are() {
+        explore(|world| world.threads([permit as fn(&_), permit, permit, give_up_permit]));
+    }
+
+    fn lock_until_closed(world: &Arc<World>) {
+        let mut lock = world.lock();
+        // Not for longer: the thread that closes may come last.
+        for _ in 0..5 {
+            match block_on(lock.lock()) {
+                Ok(lease) => match lease.check() {
+                    Ok(()) => drop(lease),
+                    Err(error) => assert_eq!(error.loss(), Some(Loss::Closed)),
+                },
+                Err(error) => {
+                    assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::Lost), "{error}");
+                    break;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn close_ends_all_calls() {
+        explore(|world| {
+            world.threads([lock_until_closed as fn(&_), lock_until_closed, |world| {
+                let core = &world.engine.core;
+                core.set_closed();
+                let holds = core.queue.holds();
+                holds.iter().for_each(|hold| hold.lose(core, Loss::Closed));
+            }]);
+        });
+    }
+}

@@ -38,8 +38,8 @@
 //! - *memory*: what a process keeps in an outage does not grow with its length.
 //! - *needless loss*: no lease expires, and no release fails, while nothing is broken. What goes wrong *inside* a process, a log that blocks or
 //!   panics, a runtime that ends, a future that nobody polls, breaks nothing for the others and excuses nothing.
-//!   Nor does it excuse a loss that the machine is busy, but for the time for which threads on the way to the server, ready to run,
-//!   waited for a processor: without that time, it would be no loss, or there would be no finding.
+//!   Nor does a busy machine, unless threads on the way to the server were ready to run and waited for a processor nearly all the
+//!   time.
 //! - *term*: what a view of an election shows never goes back, and one holder has a term. That one leads at a time is
 //!   *overlap*, and that terms grow is *fence*, since to lead is to hold the name.
 //! - *value*: a view shows with a leader the value that it has told, or none, and never that of another.
@@ -621,11 +621,10 @@ impl Case<'_> {
         Trouble { faulty: broken_for > 0, broken_for, stalled }
     }
 
-    /// Returns for how much of a span a thread of a process, or one on its way to a server, waited for a processor. A request
-    /// and its answer wait in one after the other.
+    /// Returns for how much of a span a thread of a process, or one on its way to a server, waited for a processor.
     fn starved_for(&self, who: &str, span: Span) -> u64 {
-        let waits = |who| covered(span, self.starved.get(who).into_iter().flatten());
-        (waits(who) + waits(MACHINE)).min(span.1 - span.0)
+        let waits = [who, MACHINE].into_iter().filter_map(|who| self.starved.get(who));
+        covered(span, waits.flatten())
     }
 
     fn ends(&mut self) {

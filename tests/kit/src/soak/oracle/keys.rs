@@ -152,22 +152,18 @@ impl Case<'_> {
             let setting = self.setting(&lease.name);
             let lost = lease.fired.as_ref().filter(|(_, cause)| cause == "expired");
             let unreleased = lease.unreleased.as_ref().filter(|(_, why)| why == "unavailable");
-            // A lease is lost if none of its renewals was answered. A release is tried for the time of an attempt; a fault at
-            // any time in it may be why it fails.
+            // A lease is lost if none of its renewals was answered. A release is tried for the time of an attempt, and a fault at
+            // any time in it may be why it fails. Where threads had a processor for longer than `awake` meanwhile, it was not
+            // for want of one: an answer takes some milliseconds, and renewals are tried again.
+            let attempt = setting.attempt();
             let (from, at, enough, awake, what) = match (lost, unreleased, lease.released) {
                 (Some((at, _)), ..) => {
-                    let renewal = setting.ttl / 3 + 2 * setting.attempt() + REACTION;
-                    (
-                        at.saturating_sub(setting.ttl * 9 / 10),
-                        *at,
-                        renewal,
-                        renewal,
-                        "lost its lease",
-                    )
+                    let renewal = setting.ttl / 3 + 2 * attempt + REACTION;
+                    let from = at.saturating_sub(setting.ttl * 9 / 10);
+                    (from, *at, renewal, attempt, "lost its lease")
                 }
                 (None, Some((at, _)), Some(from)) => {
-                    let attempt = setting.attempt().min(at - from);
-                    (from, *at, at - from, attempt, "cannot release it")
+                    (from, *at, at - from, attempt / 3, "cannot release it")
                 }
                 _ => continue,
             };

@@ -296,9 +296,8 @@ fn runtime_without_its_connection_hears_by_the_default_one() {
 
 /// A runtime needs the I/O driver for a connection of its own. tokio says by a panic that there is none.
 #[test]
-fn runtime_without_io_waits_by_the_default_connection_and_is_asked_once() {
-    const TEST: &str =
-        "waiting_runtimes::runtime_without_io_waits_by_the_default_connection_and_is_asked_once";
+fn runtime_without_io_is_found_out_once() {
+    const TEST: &str = "waiting_runtimes::runtime_without_io_is_found_out_once";
     const URL: &str = "LEASEHOLD_TEST_URL";
     let Ok(url) = std::env::var(URL) else {
         let server = Server::start();
@@ -340,7 +339,7 @@ fn runtime_without_io_waits_by_the_default_connection_and_is_asked_once() {
 
 /// A server of a cluster accepts no more connections. Those that there are serve the waiters of all runtimes.
 #[test]
-fn waiter_in_a_fleet_that_gets_no_connection_hears_by_the_default_one() {
+fn waiter_in_a_full_fleet_hears_by_the_default_connection() {
     let bus = free_port().to_string();
     let server = Server::start_with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
     let mut connection = server.connection();

@@ -39,7 +39,7 @@ impl Waits {
     /// for longest. Returns `None` if that is not worth telling.
     pub fn look(&mut self) -> Option<u64> {
         let own = process::id();
-        if self.has_servers && self.looks % SERVERS_EVERY == 0 {
+        if self.has_servers && self.looks.is_multiple_of(SERVERS_EVERY) {
             self.servers = servers_of(own);
         }
         self.looks += 1;

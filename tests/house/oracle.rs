@@ -356,6 +356,19 @@ fn lease_expired_for_nothing_and_unclosed_manager_are_found() {
     finds("needless loss", &format!("{unreleased}\n3500 soak fault 5000ms kept HalfMoveSlot(1)"));
     accepts(&format!("{unreleased}\n4000 soak fault 4900ms kept Freeze(0)"));
     accepts(&unreleased.replace("unavailable", "lost-gone"));
+    // A release is tried for an attempt of T/6. With a processor for some of that time it would have been answered.
+    let slow = unreleased.replace("5000 p0.1 unreleased", "5200 p0.1 unreleased");
+    finds("needless loss", &slow);
+    for starved in ["p0.1 starved 260", "soak starved 260"] {
+        accepts(&format!("{slow}\n5170 {starved}"));
+    }
+    accepts(&format!("{slow}\n5050 p0.1 starved 150\n5180 soak starved 130"));
+    finds("needless loss", &format!("{slow}\n5050 p0.1 starved 150\n5100 p0.1 starved 150"));
+    for starved in ["p0.1 starved 200", "p1.1 starved 300"] {
+        finds("needless loss", &format!("{slow}\n5170 {starved}"));
+    }
+    accepts(&format!("{}\n4950 p0.1 starved 800", lost("expired")));
+    finds("needless loss", &format!("{}\n4950 p0.1 starved 600", lost("expired")));
     finds("contradiction", &lost("closed"));
 }
 

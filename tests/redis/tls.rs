@@ -30,7 +30,7 @@ fn certificates() -> TempDir {
     openssl(&format!("req -x509 {key} -keyout ca.key -out ca.crt -days 2 -subj /CN=leasehold-ca"));
     openssl(&format!(
         "req {key} -keyout server.key -out server.csr -subj /CN=localhost \
-         -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=CA:FALSE"
+         -addext subjectAltName=DNS:localhost,IP:127.0.0.1,IP:::1 -addext basicConstraints=CA:FALSE"
     ));
     openssl(
         "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt -days 2 \
@@ -228,6 +228,24 @@ async fn builder_takes_a_private_ca_and_a_client_certificate() {
             }
         }
         assert!(start.elapsed() < Duration::from_secs(20), "{library:?}: {:?}", start.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn server_is_reached_by_its_ipv6_address() {
+    let certificates = certificates();
+    // On a machine without IPv6 it does not start: turn it on, at least for the loopback interface.
+    let (server, port) = server_for(certificates.path(), "yes", &["--bind", "127.0.0.1", "::1"]);
+    let url = format!("rediss://[::1]:{port}");
+    for builder in in_each_library(|| known(certificates.path())) {
+        locks(builder, &url).await;
+    }
+    present(&server, &certificates.path().join("other.crt"));
+    for library in LIBRARIES {
+        let builder = known(certificates.path()).tls_library(library);
+        let error = builder.connect(&url).await.expect_err("another name");
+        is_denied(&error, "is for other host names");
+        assert!(error.to_string().contains(&url["rediss://".len()..]), "{error}");
     }
 }
 
@@ -619,7 +637,8 @@ async fn files_break(certificates: &Path, library: TlsLibrary) {
     let url = format!("rediss://localhost:{port}");
     let dir = tempfile::tempdir().expect("a directory");
     let missing = reading(dir.path(), library).connect(&url).await.expect_err("no files");
-    assert_eq!(missing.kind(), ErrorKind::Unavailable, "{missing:?}");
+    // It has never been there, so most likely the path is wrong.
+    assert_eq!(missing.kind(), ErrorKind::Invalid, "{missing:?}");
     let named =
         format!("the file {} of tls_ca_file cannot be read", dir.path().join("ca.crt").display());
     assert!(missing.to_string().contains(&named), "{missing}");
@@ -681,4 +700,71 @@ async fn file_that_is_a_pipe_is_refused_and_one_in_its_place_read() {
     assert!(error.to_string().contains("it is no regular file"), "{error}");
     fs::rename(certificates.path().join("ca.crt"), &pipe).expect("in its place");
     locks(builder, &url).await;
+}
+
+/// The connection is lost, and with files on disk the next one is made by a new client: whoever calls meanwhile must see that the
+/// old one has ended, and not wait for an answer by it.
+#[tokio::test]
+async fn call_after_a_cut_waits_for_the_next_connection_alone() {
+    let certificates = certificates();
+    let (server, port) = server_for(certificates.path(), "yes", &[]);
+    let url = format!("rediss://localhost:{port}");
+    for library in LIBRARIES {
+        // An attempt takes 3 s at most.
+        let builder = reading(certificates.path(), library).ttl(Duration::from_secs(30));
+        let leases = builder.connect(&url).await.expect("a manager");
+        locked(&leases, "tls").await;
+        let mut longest = Duration::ZERO;
+        for _ in 0..10 {
+            cut(&server);
+            let start = Instant::now();
+            locked(&leases, "tls").await;
+            longest = longest.max(start.elapsed());
+        }
+        println!("{library:?}: {longest:?} after a cut");
+        assert!(longest < Duration::from_millis(2_500), "{library:?}: {longest:?}");
+        leases.close().await.expect("closed");
+    }
+}
+
+/// The server answers, and what fails is TLS.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failure_of_tls_is_logged_as_one() {
+    let trace = kit::trace::Trace::of_all_threads();
+    let certificates = certificates();
+    let (server, port) = server_for(certificates.path(), "yes", &[]);
+    let url = format!("rediss://localhost:{port}");
+    let place = format!("localhost:{port}");
+    let dir = tempfile::tempdir().expect("a directory");
+    install(certificates.path(), dir.path());
+    let builder = || LeaseManager::builder().ttl(Duration::from_secs(3));
+    let read = reading(dir.path(), TlsLibrary::Rustls).ttl(Duration::from_secs(3));
+    let given = builder().tls_ca(fs::read(dir.path().join("ca.crt")).expect("a CA")).tls_identity(
+        fs::read(dir.path().join("client.crt")).expect("a chain"),
+        fs::read(dir.path().join("client.key")).expect("a key"),
+    );
+    for (builder, cause) in [(given, "has expired"), (read, "cannot be read")] {
+        let leases = builder.connect(&url).await.expect("a manager");
+        match cause {
+            "has expired" => present(&server, &certificates.path().join("expired.crt")),
+            _ => fs::remove_file(dir.path().join("ca.crt")).expect("removed"),
+        }
+        cut(&server);
+        let lines = || {
+            trace.matching(|event| {
+                event.target == "leasehold::store::connect::outage"
+                    && event.field("server") == place
+                    && event.message() != "the server answers again"
+            })
+        };
+        let of_cause = |line: &kit::trace::Traced| line.field("cause").contains(cause);
+        kit::eventually(LONG, || lines().iter().any(of_cause)).await;
+        for line in lines().iter().filter(|line| of_cause(line)) {
+            assert_eq!(line.message(), "there is no TLS connection to the server");
+        }
+        present(&server, &certificates.path().join("server.crt"));
+        install(certificates.path(), dir.path());
+        locked(&leases, "tls").await;
+        leases.close().await.expect("closed");
+    }
 }

@@ -2,9 +2,11 @@
 
 use kit::look::{channel, others, subscribers};
 use kit::resp::Resp;
-use kit::{Server, eventually, within};
+use kit::server::free_port;
+use kit::{Proxy, Server, eventually, within};
 use leasehold::LeaseManager;
 use leasehold::store::{Name, RedisStore, Store, Target, Wait, Wakeups};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
@@ -35,9 +37,15 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let (server, home) = (Server::start(), threads());
+        let server = Server::start();
         let url = server.url();
-        let store = home.block_on(RedisStore::connect(&url)).expect("a store");
+        Self::at(server, &url)
+    }
+
+    /// A world whose store reaches its server by this URL.
+    fn at(server: Server, url: &str) -> Self {
+        let home = threads();
+        let store = home.block_on(RedisStore::connect(url)).expect("a store");
         let mut connection = server.connection();
         let own_connections = others(&mut connection);
         Self { server, connection, home, store: Arc::new(store), own_connections }
@@ -238,6 +246,132 @@ fn close_waits_for_no_stopped_runtime_for_long() {
     assert!(start.elapsed() < SOON * 2, "{:?}", start.elapsed());
     drop((wakeups, stopped));
     world.until(|connection| others(connection) == 0);
+}
+
+/// The server cuts the connection of a runtime, and no other one can be made for a while.
+#[test]
+fn runtime_without_its_connection_hears_by_the_default_one() {
+    let server = Server::start();
+    let port = server.port();
+    let proxy = Proxy::start(port);
+    let mut world = World::at(server, &proxy.url());
+    let (home, first) = (world.own_connections, threads());
+    let one = world.subscribe_at(&first);
+    let newest = |connection: &mut Resp| {
+        ids(connection).into_iter().max_by_key(|client| client.id).expect("a client")
+    };
+    let own = newest(&mut world.connection).id.to_string();
+    proxy.lead_new_to(free_port());
+    world.server.command(&["CLIENT", "KILL", "ID", &own]);
+    world.until(|connection| others(connection) == home);
+    // Until the client has seen it.
+    std::thread::sleep(Duration::from_millis(100));
+    let mut waiting = [one, first.block_on(subscribe(Arc::clone(&world.store)))];
+    world.until_subscribed(1);
+    first.block_on(async {
+        // They are woken once, because messages may have been missed.
+        for wakeups in &mut waiting {
+            let _ = tokio::time::timeout(Duration::from_millis(100), wakeups.recv()).await;
+        }
+    });
+    world.publish();
+    for wakeups in &mut waiting {
+        first.block_on(within(SOON, wakeups.recv()));
+    }
+    proxy.lead_new_to(port);
+    world.until(|connection| others(connection) == home + 1);
+    // A waiter that comes then has it there again.
+    let start = Instant::now();
+    while newest(&mut world.connection).channels == 0 {
+        assert!(start.elapsed() < LONG, "it stays at the default one");
+        waiting[0] = first.block_on(subscribe(Arc::clone(&world.store)));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    world.until_subscribed(1);
+    drop(waiting);
+    world.until_subscribed(0);
+    drop(first);
+    world.close();
+}
+
+/// A runtime needs the I/O driver for a connection of its own. tokio says by a panic that there is none.
+#[test]
+fn runtime_without_io_is_found_out_once() {
+    const TEST: &str = "waiting_runtimes::runtime_without_io_is_found_out_once";
+    const URL: &str = "LEASEHOLD_TEST_URL";
+    let Ok(url) = std::env::var(URL) else {
+        let server = Server::start();
+        let mut test = Command::new(std::env::current_exe().expect("this test"));
+        test.args(["--exact", TEST, "--nocapture"]).env(URL, server.url());
+        let output = test.output().expect("it runs");
+        let (said, panics) = (output.stdout, String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8_lossy(&said);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}{panics}");
+        // One for requests, and one for wake-ups.
+        assert_eq!(panics.matches("panicked").count(), 2, "{panics}");
+        return;
+    };
+    let home = threads();
+    let patient = || LeaseManager::builder().max_poll_interval(LONG * 3);
+    let holder = home.block_on(patient().connect(&url)).expect("a manager");
+    let leases = home.block_on(patient().connect(&url)).expect("a manager");
+    let without_io = Builder::new_current_thread().enable_time().build().expect("a runtime");
+    for _ in 0..3 {
+        let held = home.block_on(holder.lock(NAME).lock()).expect("free");
+        let released = home.spawn(async move {
+            // For longer than a runtime pauses between two attempts to connect.
+            tokio::time::sleep(Duration::from_millis(1_200)).await;
+            held.unlock().await.expect("held");
+            Instant::now()
+        });
+        let granted = without_io.block_on(async {
+            let lease = within(LONG, leases.lock(NAME).lock()).await.expect("a lease");
+            let granted = Instant::now();
+            lease.unlock().await.expect("held");
+            granted
+        });
+        let released = home.block_on(released).expect("no panic");
+        assert!(granted.saturating_duration_since(released) < SOON);
+    }
+    drop(without_io);
+    home.block_on(leases.close()).expect("nothing is held");
+}
+
+/// A server of a cluster accepts no more connections. Those that there are serve the waiters of all runtimes.
+#[test]
+fn waiter_in_a_full_fleet_hears_by_the_default_connection() {
+    let bus = free_port().to_string();
+    let server = Server::start_with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
+    let mut connection = server.connection();
+    connection.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    let home = threads();
+    let is_ready = |connection: &mut Resp| {
+        connection.command(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok")
+    };
+    home.block_on(eventually(LONG, || is_ready(&mut connection)));
+    let url = server.url().replace("redis://", "redis-cluster://");
+    let store = Arc::new(home.block_on(RedisStore::connect(&url)).expect("a store"));
+    // The default subscriber connects for its first waiter.
+    let one = home.block_on(subscribe(Arc::clone(&store)));
+    let full = (others(&mut connection) + 1).to_string();
+    assert_eq!(connection.command(&["CONFIG", "SET", "maxclients", &full]).text(), "OK");
+    let first = threads();
+    let start = Instant::now();
+    let other = first.block_on(subscribe(Arc::clone(&store)));
+    assert!(start.elapsed() < SOON * 2, "{:?}", start.elapsed());
+    let mut waiting = [one, other];
+    first.block_on(async {
+        // Before the message.
+        for wakeups in &mut waiting {
+            let _ = tokio::time::timeout(Duration::from_millis(100), wakeups.recv()).await;
+        }
+    });
+    assert_eq!(connection.command(&["SPUBLISH", &channel(NAME), "0"]).int(), 1);
+    for wakeups in &mut waiting {
+        first.block_on(within(SOON, wakeups.recv()));
+    }
+    drop((waiting, first));
+    home.block_on(store.close(SOON));
 }
 
 /// Two runtimes want one name, which a third party has.

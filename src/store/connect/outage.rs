@@ -38,6 +38,16 @@ struct Outage {
     reported: Option<Instant>,
 }
 
+/// What has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The connection, or what is sent over it first.
+    Connection,
+    /// Its TLS: the certificates, or the handshake.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for stores with TLS"))]
+    Tls,
+}
+
 impl Outages {
     pub(crate) fn new(ttl: Duration, attempt: Duration) -> Self {
         let again = ttl.clamp(AGAIN.0, AGAIN.1);
@@ -45,7 +55,7 @@ impl Outages {
     }
 
     /// Records that an attempt to connect to a server has failed, and reports it if that is due.
-    pub(crate) fn failed(&self, server: &str, why: &Error) {
+    pub(crate) fn failed(&self, server: &str, step: Step, why: &Error) {
         let Register { attempt, again, servers } = &*self.0;
         let now = Instant::now();
         let silent = {
@@ -80,6 +90,13 @@ impl Outages {
                         silent_ms,
                         cause,
                         "there are no credentials for the server"
+                    );
+                } else if step == Step::Tls {
+                    tracing::warn!(
+                        server,
+                        silent_ms,
+                        cause,
+                        "there is no TLS connection to the server"
                     );
                 } else if why.is_unavailable() {
                     tracing::warn!(server, silent_ms, cause, "the server does not answer");
@@ -147,7 +164,7 @@ mod tests {
         let outages = Outages::new(seconds(30), seconds(3));
         let fail = async |tenths: u32| {
             for _ in 0..tenths {
-                (0..100).for_each(|_| outages.failed("a:1", &why));
+                (0..100).for_each(|_| outages.failed("a:1", Step::Connection, &why));
                 advance(seconds(1) / 10).await;
             }
         };
@@ -171,10 +188,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn servers_that_are_no_longer_used_are_forgotten() {
         let outages = Outages::new(Duration::from_secs(1), Duration::from_secs(1));
-        (0..1000).for_each(|port| outages.failed(&format!("a:{port}"), &Error::silent()));
+        let fail = |server: &str| outages.failed(server, Step::Connection, &Error::silent());
+        (0..1000).for_each(|port| fail(&format!("a:{port}")));
         assert_eq!(outages.0.servers.lock().len(), 1000);
         advance(AGAIN.0 * 3).await;
-        outages.failed("b", &Error::silent());
+        fail("b");
         assert_eq!(outages.0.servers.lock().len(), 1);
     }
 }

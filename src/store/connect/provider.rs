@@ -33,6 +33,8 @@ pub(crate) struct Provider(Arc<Shared>);
 
 struct Shared {
     provider: Arc<dyn CredentialsProvider>,
+    /// What the thread is made with.
+    builder: fn() -> std::thread::Builder,
     /// The way to the thread, once it is started.
     thread: Mutex<Option<mpsc::UnboundedSender<Call>>>,
     calls: Arc<Calls>,
@@ -62,8 +64,13 @@ struct Call {
 
 impl Provider {
     pub(crate) fn new(provider: impl CredentialsProvider) -> Self {
+        Self::on(std::thread::Builder::new, provider)
+    }
+
+    fn on(builder: fn() -> std::thread::Builder, provider: impl CredentialsProvider) -> Self {
         Self(Arc::new(Shared {
             provider: Arc::new(provider),
+            builder,
             thread: Mutex::default(),
             calls: Arc::default(),
             noted: Mutex::default(),
@@ -106,7 +113,8 @@ impl Provider {
             None => Some(call),
         };
         if let Some(call) = unsent {
-            let sender = start(Arc::clone(&self.0.provider), Arc::clone(&self.0.calls))?;
+            let builder = (self.0.builder)();
+            let sender = start(builder, Arc::clone(&self.0.provider), Arc::clone(&self.0.calls))?;
             let _ = sender.send(call);
             *thread = Some(sender);
         }
@@ -159,11 +167,12 @@ fn late(limit: Duration) -> Error {
 
 /// Starts the thread.
 fn start(
+    thread: std::thread::Builder,
     provider: Arc<dyn CredentialsProvider>,
     calls: Arc<Calls>,
 ) -> Result<mpsc::UnboundedSender<Call>> {
     let (sender, mut inbox) = mpsc::unbounded_channel::<Call>();
-    std::thread::Builder::new()
+    thread
         .name("leasehold-creds".into())
         .spawn(move || {
             // Made here: a runtime cannot be dropped in a task, as it would be if there is no thread for it.
@@ -214,7 +223,7 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use tokio::sync::Notify;
 
     const LONG: Duration = Duration::from_secs(30);
@@ -222,6 +231,30 @@ mod tests {
 
     fn of(server: &str) -> CredentialsRequest {
         CredentialsRequest::new(server.to_owned(), false)
+    }
+
+    /// As on a machine that has no more threads, at first.
+    #[tokio::test]
+    async fn provider_without_a_thread_fails_until_there_is_one() {
+        static MACHINE_IS_FULL: AtomicBool = AtomicBool::new(true);
+        let provider = Provider::on(
+            || {
+                let builder = std::thread::Builder::new();
+                match MACHINE_IS_FULL.load(Ordering::SeqCst) {
+                    true => builder.stack_size(1 << (usize::BITS - 2)),
+                    false => builder,
+                }
+            },
+            Credentials::password("hunter2"),
+        );
+        for _ in 0..3 {
+            let Err(error) = provider.ask(&of("a:1"), LONG).await else { panic!("no thread") };
+            assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::NotExecuted));
+            assert!(error.message().contains("has no thread"), "{error}");
+            assert!(provider.0.calls.0.lock().is_empty(), "nothing waits");
+        }
+        MACHINE_IS_FULL.store(false, Ordering::SeqCst);
+        assert!(provider.ask(&of("a:1"), LONG).await.is_ok());
     }
 
     #[tokio::test]

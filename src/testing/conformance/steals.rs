@@ -107,8 +107,8 @@ pub async fn stolen_hold_expires_after_its_time_to_live(harness: &dyn Harness) {
     if !thief.steals() {
         return;
     }
-    granted(thief.steal(&old).await);
     let since: Instant = thief.now();
+    granted(thief.steal(&old).await);
     let left = thief.holding().await.and_then(|holding| holding.remaining);
     assert!(thief.fresh(left, since), "{left:?}");
     thief.outlast().await;

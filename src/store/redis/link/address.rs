@@ -1,6 +1,6 @@
 //! Makes connections to an address.
 
-use super::errors::{Failure, classify_connect, not_connected_in_time};
+use super::errors::{Failure, classify_connect, not_connected_in_time, step};
 use super::health::Refusals;
 use super::login::Login;
 use super::tls::Tls;
@@ -226,7 +226,7 @@ impl Address {
         if let Some(tls) = &self.tls
             && let Err(failure) = tls.configure(&mut config, self.connect_timeout()).await
         {
-            self.outages.failed(&self.server_address(), &self.explain(&failure));
+            self.note_failure(&failure);
             return Err(failure);
         }
         Ok(config)
@@ -322,6 +322,10 @@ impl Address {
         self.explain(failure).at(&format!("cannot connect to {}", self.server_address()))
     }
 
+    fn note_failure(&self, failure: &Failure) {
+        self.outages.failed(&self.server_address(), step(failure), &self.explain(failure));
+    }
+
     fn explain(&self, failure: &Failure) -> Error {
         let tls = self.tls.is_some();
         match failure.kind() {
@@ -339,7 +343,7 @@ impl Address {
         let connected = self.try_to_connect(client, login).await;
         match &connected {
             Ok(_) => self.outages.answered(&self.server_address()),
-            Err(failure) => self.outages.failed(&self.server_address(), &self.explain(failure)),
+            Err(failure) => self.note_failure(failure),
         }
         connected
     }

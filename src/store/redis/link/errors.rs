@@ -2,6 +2,7 @@
 
 use super::tls;
 use crate::error::{Error, ErrorKind, Fate};
+use crate::store::connect::outage::Step;
 use crate::store::connect::provider;
 
 use crate::store::redis::scripts::reply::{self, WRONG_USER};
@@ -45,8 +46,10 @@ pub(in crate::store::redis) fn classify(error: &Failure) -> Error {
         let error = Error::new(why.kind(), message).with_fate(Fate::NotExecuted).with_source(why);
         return error.for_all_names();
     }
-    if text.starts_with(provider::FAILED) || text.starts_with(tls::FAILED) {
-        let error = Error::new(ErrorKind::Unavailable, text.to_owned());
+    let is_missing = text.starts_with(tls::MISSING);
+    if is_missing || text.starts_with(provider::FAILED) || text.starts_with(tls::FAILED) {
+        let kind = if is_missing { ErrorKind::Invalid } else { ErrorKind::Unavailable };
+        let error = Error::new(kind, text.to_owned());
         return error.with_fate(Fate::NotExecuted).for_all_names();
     }
     let classified = reply::classify(text);
@@ -102,6 +105,31 @@ pub(super) fn not_connected_in_time(with_tls: bool) -> Error {
         "the server did not answer in time; is it up, and the port right?"
     };
     Error::new(ErrorKind::Unavailable, message)
+}
+
+/// Words of rustls and of OpenSSL about a handshake that has failed.
+const HANDSHAKE: [&str; 9] = [
+    "InvalidCertificate",
+    "certificate verify failed",
+    "AlertReceived",
+    " alert ",
+    "InvalidMessage",
+    "PeerIncompatible",
+    "PeerMisbehaved",
+    "wrong version number",
+    "SSL routines",
+];
+
+/// Returns what has failed, for the log.
+pub(super) fn step(error: &Failure) -> Step {
+    let text = error.details();
+    let of_files = text.starts_with(tls::FAILED) || text.starts_with(tls::MISSING);
+    let of_handshake = || HANDSHAKE.iter().any(|words| text.contains(words));
+    if of_files || tls::is_failure(error.kind()) || (*error.kind() == Kind::IO && of_handshake()) {
+        Step::Tls
+    } else {
+        Step::Connection
+    }
 }
 
 const CONNECTION_FAILED: &str = "the connection to the server failed";
@@ -253,6 +281,13 @@ mod tests {
                 Fate::NotExecuted,
                 "the file a",
             ),
+            (
+                Kind::Unknown,
+                "no such file for TLS: the file a",
+                Invalid,
+                Fate::NotExecuted,
+                "the file a",
+            ),
             (Kind::Backpressure, "", Unavailable, Fate::Unknown, "an error"),
             (Kind::Protocol, "", Unavailable, Fate::Unknown, "is it Redis?"),
             (Kind::Parse, "", Unavailable, Fate::Unknown, "is it Redis?"),
@@ -311,6 +346,22 @@ mod tests {
             assert!(error.message().contains(says), "{error}");
         }
         assert!(is_unsent(&super::classify(&unsent(None))));
+    }
+
+    #[test]
+    fn failure_of_tls_is_none_of_the_connection() {
+        for (kind, text, expected) in [
+            (Kind::Unknown, "no certificates for TLS: the file a", Step::Tls),
+            (Kind::Unknown, "no such file for TLS: the file a", Step::Tls),
+            (Kind::IO, "InvalidCertificate(UnknownIssuer)", Step::Tls),
+            (Kind::IO, "PeerIncompatible(NoCipherSuitesInCommon)", Step::Tls),
+            (Kind::IO, "ConnectionRefused", Step::Connection),
+            (Kind::Timeout, "", Step::Connection),
+            // The words of a server.
+            (Kind::Unknown, "ERR an alert was InvalidMessage", Step::Connection),
+        ] {
+            assert_eq!(step(&FredError::new(kind.clone(), text)), expected, "{kind:?} {text}");
+        }
     }
 
     #[test]

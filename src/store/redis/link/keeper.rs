@@ -12,7 +12,7 @@
 //! a renewal that finds no lock. So the others are not used from the moment at which one has moved, until they have, too.
 
 use super::address::{Address, Served};
-use super::errors::{Failure, classify};
+use super::errors::{Failure, classify, step};
 use super::health::{Health, REPLICA, Role, field, info, until_in_use};
 use super::login::due;
 use crate::store::Signal;
@@ -136,7 +136,8 @@ impl Keeper {
                 failure = next(&mut failures), if has_task => {
                     // A failure to connect names no server.
                     if let Some((failure, None)) = failure {
-                        self.address.outages.failed(&self.address.server_address(), &classify(&failure));
+                        let server = self.address.server_address();
+                        self.address.outages.failed(&server, step(&failure), &classify(&failure));
                         *health.failure.lock() = Some(failure);
                     }
                 }

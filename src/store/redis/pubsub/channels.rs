@@ -5,6 +5,7 @@
 //! 1. **A channel is at one subscriber at a time**, so that the server counts processes, not runtimes. It is at the subscriber of
 //!    the runtime that waits for it. Once a second runtime waits, it goes to that of the engine's runtime, which no code of a
 //!    user blocks, and stays there until it is forgotten: no runtime depends on another one that may be blocked, or not driven.
+//!    While the subscriber of a runtime has no connection, it goes there with the next waiter.
 //! 2. **No gap when it goes**: the one before leaves when the next one has subscribed it. Until then both hear its messages, and
 //!    [`listeners`] counts both.
 //! 3. **The end of a runtime is no gap either**, but for the time to subscribe: its channels go to the engine's runtime, and
@@ -18,7 +19,7 @@ use crate::util::panics::run_wakers;
 use crate::util::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::runtime::Id;
 use tokio::sync::{mpsc, oneshot};
@@ -91,7 +92,13 @@ pub(super) struct SubscriberRef {
     /// Its server, in a fleet.
     pub(super) server: Option<Server>,
     commands: mpsc::WeakUnboundedSender<Command>,
+    lost: Lost,
 }
+
+/// Whether a subscriber has lost its connection, and has no other one yet. While it makes its first one it has lost none: it
+/// answers when that is there.
+#[derive(Clone, Default)]
+struct Lost(Arc<AtomicBool>);
 
 /// Sends commands to a subscriber, which ends with the last of these.
 #[derive(Clone)]
@@ -105,13 +112,15 @@ impl Handle {
     pub(super) fn new(group: Number, server: Option<Server>) -> (Self, Post) {
         let (commands, inbox) = mpsc::unbounded_channel();
         let id = Number::next();
+        let lost = Lost::default();
         let subscriber = SubscriberRef {
             id,
             group,
             server,
             commands: mpsc::UnboundedSender::downgrade(&commands),
+            lost: lost.clone(),
         };
-        (Self { subscriber, commands }, Post { id, commands: inbox })
+        (Self { subscriber, commands }, Post { id, commands: inbox, connection: Connection(lost) })
     }
 
     /// Sends a command. Returns false if the subscriber has ended.
@@ -128,12 +137,32 @@ impl Handle {
 pub(super) struct Post {
     pub(super) id: Number,
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
+    pub(super) connection: Connection,
+}
+
+/// Reports whether a subscriber has a connection, to those that choose one.
+pub(super) struct Connection(Lost);
+
+impl Connection {
+    /// Reports that there is one, which serves the commands from now on.
+    pub(super) fn is_there(&self) {
+        self.0.0.store(false, Ordering::Release);
+    }
+
+    /// Reports that it is lost. What was subscribed there is subscribed again, and its waiters are woken, with the next one.
+    pub(super) fn is_lost(&self) {
+        self.0.0.store(true, Ordering::Release);
+    }
 }
 
 impl SubscriberRef {
     /// Sends a command. Returns false if the subscriber has ended.
     pub(super) fn send(&self, command: Command) -> bool {
         self.commands.upgrade().is_some_and(|commands| commands.send(command).is_ok())
+    }
+
+    pub(super) fn has_lost_its_connection(&self) -> bool {
+        self.lost.0.load(Ordering::Acquire)
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -205,7 +234,7 @@ impl Channel {
         self.forget_leaving(|old| old.id == subscriber.id || old.has_ended());
         match self.at.replace(subscriber.clone()) {
             Some(old) if old.has_ended() => self.missed = true,
-            Some(old) if self.subscribed => {
+            Some(old) if self.subscribed && !old.has_lost_its_connection() => {
                 self.leaving.push(Leaving { subscriber: old, since: Instant::now() });
             }
             Some(old) => {

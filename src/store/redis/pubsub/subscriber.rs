@@ -11,7 +11,7 @@
 //! Nothing is given to fred while it has no connection: it would keep everything until the end of the outage.
 
 use super::channels::{
-    Channels, Command, Post, answer, begin_again, forget, forward_messages, left,
+    Channels, Command, Connection, Post, answer, begin_again, forget, forward_messages, left,
 };
 use super::listener::{Closed, End, Listener, Work, no_connection};
 use crate::error::Error;
@@ -54,6 +54,7 @@ pub(super) struct Subscriber {
     address: Address,
     origin: Origin,
     work: Work,
+    connection: Connection,
     outage: Pauses,
     young: Pauses,
     /// The number of connections in a row that died young.
@@ -66,7 +67,7 @@ impl Subscriber {
         address: &Address,
         origin: Origin,
         channels: &Channels,
-        Post { id, commands }: Post,
+        Post { id, commands, connection }: Post,
     ) -> Self {
         let maturity = (address.ttl / 2).clamp(MATURITY.0, MATURITY.1);
         let sharded = match &origin {
@@ -77,6 +78,7 @@ impl Subscriber {
         let channels = Arc::clone(channels);
         Self {
             work: Work { name, id, sharded, channels, commands, refused: None },
+            connection,
             address: address.clone(),
             origin,
             outage: address.pauses(),
@@ -117,6 +119,7 @@ impl Subscriber {
     async fn live(&mut self, mut connected: Subscription) -> End {
         let mut successor = connected.successor(&self.address);
         let since = Instant::now();
+        self.connection.is_there();
         self.outage.reset();
         let link = connected.link();
         let mut forwarder = JoinSet::new();
@@ -132,6 +135,7 @@ impl Subscriber {
         match &end {
             End::Closed(_) | End::Replaced(_) => connected.close(self.address.attempt).await,
             End::Lost => {
+                self.connection.is_lost();
                 self.note_age(since.elapsed());
                 connected.abort();
             }

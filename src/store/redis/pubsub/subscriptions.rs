@@ -207,7 +207,7 @@ impl Shared {
         let own = entry.at.clone().filter(|at| {
             is_own && near.group() == self.default.group() && at.group != near.group()
         });
-        if let Some(own) = own.filter(|own| !own.has_ended()) {
+        if let Some(own) = own.filter(|own| !own.has_ended() && !own.has_lost_its_connection()) {
             if entry.subscribed {
                 return Sent::Subscribed;
             }
@@ -217,15 +217,19 @@ impl Shared {
             }
         }
         for backend in [if is_own { near } else { &self.default }, &self.default] {
+            // One that has lost its connection hears nothing. With the next one of the default subscribers all waiters are woken.
+            let hears = |at: &SubscriberRef| {
+                backend.group() == self.default.group() || !at.has_lost_its_connection()
+            };
             if entry.subscribed
                 && entry
                     .at
                     .as_ref()
-                    .is_some_and(|at| at.group == backend.group() && !at.has_ended())
+                    .is_some_and(|at| at.group == backend.group() && !at.has_ended() && hears(at))
             {
                 return Sent::Subscribed;
             }
-            let Some(subscriber) = backend.subscriber_of(channel) else { continue };
+            let Some(subscriber) = backend.subscriber_of(channel).filter(hears) else { continue };
             entry.go_to(channel, &subscriber);
             let (done, confirmed) = oneshot::channel();
             // Under the lock, so that a command to leave comes after it.

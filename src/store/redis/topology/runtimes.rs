@@ -3,11 +3,16 @@
 //! A request or a message that crosses to another thread and back costs two wake-ups more than one that stays on its thread.
 //! On loopback this is half a round trip. So each runtime gets its own when it first needs it. Until that is up, or if the
 //! runtime cannot have one, the default one serves it, which is on the runtime of the engine.
+//!
+//! A runtime without an I/O driver can have none. This is found out once.
 
 use crate::util::sync::Mutex;
+use crate::util::trace;
 use std::future::Future;
+use std::panic::catch_unwind;
 use std::sync::Arc;
 use tokio::runtime::{Handle, Id};
+use tracing::Level;
 
 /// What has ended with its runtime, or was closed.
 pub(in crate::store::redis) trait Ends {
@@ -63,7 +68,19 @@ impl<T: Ends + Clone + Send + 'static> PerRuntime<T> {
             None => {
                 registry.entries.push((id, None));
                 drop(registry);
-                runtime.spawn(open(Reservation { id, registry: Arc::clone(&self.registry) }));
+                let opening = open(Reservation { id, registry: Arc::clone(&self.registry) });
+                runtime.spawn(async move {
+                    if has_io() {
+                        opening.await;
+                    } else {
+                        trace::later(Level::DEBUG, || {
+                            || tracing::debug!("a runtime without I/O uses the connections of another one; enable_io is better")
+                        });
+                        // The reservation stays until the runtime ends, so that it is not asked again.
+                        let _reserved = opening;
+                        std::future::pending().await
+                    }
+                });
             }
         }
         Nearest::Default { here: false }
@@ -119,11 +136,26 @@ impl<T> Reservation<T> {
 impl<T> Drop for Reservation<T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The runtime has no I/O driver. It cannot have a connection, so it must not try again.
+            // Whatever it was, it may come again, so it must not try again.
             return;
         }
         self.registry.lock().entries.retain(|(id, own)| *id != self.id || own.is_some());
     }
+}
+
+/// Returns whether the current runtime has an I/O driver. tokio says it only by a panic, which the panic hook reports.
+fn has_io() -> bool {
+    #[cfg(unix)]
+    let has_panicked = catch_unwind(|| drop(tokio::net::UnixStream::pair())).is_err();
+    #[cfg(not(unix))]
+    let has_panicked = catch_unwind(|| {
+        // Without a socket it is not known.
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").ok()?;
+        socket.set_nonblocking(true).ok()?;
+        tokio::net::UdpSocket::from_std(socket).ok()
+    })
+    .is_err();
+    !has_panicked
 }
 
 /// Returns whether a test has paused tokio's clock: then it disagrees with the system's clock, and every reply would seem to

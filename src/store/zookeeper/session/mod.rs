@@ -19,6 +19,7 @@ pub(super) mod sessions;
 use super::tree::directories::{self, Directories};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::connect::outage::Step;
 use crate::util::panics::run_wakers;
 use crate::util::trace;
 use address::Address;
@@ -228,7 +229,7 @@ impl Session {
                     Err(error) => failure = classify(error),
                 }
             }
-            address.outages.failed(&address.hosts, &failure);
+            address.outages.failed(&address.hosts, Step::Connection, &failure);
             tokio::time::sleep(pauses.next()).await;
         }
         None

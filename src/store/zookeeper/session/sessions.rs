@@ -7,6 +7,7 @@ use super::{Session, session_check};
 use crate::clock::Clock;
 use crate::error::{Error, Fate, Result};
 use crate::store::Signal;
+use crate::store::connect::outage::Step;
 use crate::util::panics::{caught, run_wakers};
 use crate::util::pauses::Pauses;
 use crate::util::sync::Mutex;
@@ -209,7 +210,7 @@ impl Keeper {
             };
             let is_refusal = !error.is_unavailable();
             *self.refusal.lock() = is_refusal.then(|| error.clone());
-            self.address.outages.failed(&self.address.hosts, &error);
+            self.address.outages.failed(&self.address.hosts, Step::Connection, &error);
             let pauses = if is_refusal { &mut refused } else { &mut unavailable };
             tokio::time::sleep(pauses.next()).await;
         }

@@ -110,6 +110,8 @@ events! {
     Observed = "observed" { name: String, term: u64, holder: String, value: String }
     /// The process stood still until now, as a thread that only sleeps saw.
     Stalled = "stalled" { ms: u64 }
+    /// A thread of this process, or of the servers and proxies if the soak says so, has waited for a processor until now.
+    Starved = "starved" { ms: u64 }
     /// The resource refused a fencing token.
     Refused = "refused" { name: String, fence: u64 }
     /// A contradiction that a process saw by itself.

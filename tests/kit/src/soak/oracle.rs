@@ -38,6 +38,8 @@
 //! - *memory*: what a process keeps in an outage does not grow with its length.
 //! - *needless loss*: no lease expires, and no release fails, while nothing is broken. What goes wrong *inside* a process, a log that blocks or
 //!   panics, a runtime that ends, a future that nobody polls, breaks nothing for the others and excuses nothing.
+//!   Nor does a busy machine, unless threads on the way to the server were ready to run and waited for a processor nearly all the
+//!   time.
 //! - *term*: what a view of an election shows never goes back, and one holder has a term. That one leads at a time is
 //!   *overlap*, and that terms grow is *fence*, since to lead is to hold the name.
 //! - *value*: a view shows with a leader the value that it has told, or none, and never that of another.
@@ -96,6 +98,8 @@ const LONGEST_WAIT: u64 = 60_000_000_000;
 /// A `force_unlock` without an answer may come so much later.
 const FORCED_LATE: u64 = 10_000_000_000;
 const SECOND: u64 = 1_000_000_000;
+/// Who says how long threads of the servers and proxies waited for a processor.
+const MACHINE: &str = "soak";
 
 #[derive(Clone, Debug)]
 pub struct Finding {
@@ -154,6 +158,8 @@ struct Case<'a> {
     /// By process or server.
     faults: Vec<(&'a str, &'a str, Span)>,
     stalls: HashMap<&'a str, Vec<Span>>,
+    /// When threads waited for a processor: by process, those of the servers and the proxies by [`MACHINE`].
+    starved: HashMap<&'a str, Vec<Span>>,
     /// Processes that say which token a lease has.
     known_tokens: HashSet<&'a str>,
     findings: Vec<Finding>,
@@ -170,6 +176,7 @@ pub fn judge(history: &[Event]) -> Verdict {
         excused: Vec::new(),
         faults: Vec::new(),
         stalls: HashMap::new(),
+        starved: HashMap::new(),
         known_tokens: keys::known_tokens(history),
         findings: Vec::new(),
     };
@@ -179,6 +186,10 @@ pub fn judge(history: &[Event]) -> Verdict {
             What::Stalled { ms } => {
                 let span = (at.saturating_sub(ms * 1_000_000), *at);
                 case.stalls.entry(who).or_default().push(span);
+            }
+            What::Starved { ms } => {
+                let span = (at.saturating_sub(ms * 1_000_000), *at);
+                case.starved.entry(who).or_default().push(span);
             }
             _ => {}
         }
@@ -604,9 +615,16 @@ impl Case<'_> {
         let broken = faults.iter().filter_map(|fault| overlap(*fault, span));
         let broken_for = broken.map(|part| part.1 - part.0).sum();
         let stalls = self.stalls.get(who).into_iter().flatten();
-        let stalled =
+        let stalled: u64 =
             stalls.filter_map(|stall| overlap(*stall, span)).map(|part| part.1 - part.0).sum();
+        let stalled = stalled.max(self.starved_for(who, span));
         Trouble { faulty: broken_for > 0, broken_for, stalled }
+    }
+
+    /// Returns for how much of a span a thread of a process, or one on its way to a server, waited for a processor.
+    fn starved_for(&self, who: &str, span: Span) -> u64 {
+        let waits = [who, MACHINE].into_iter().filter_map(|who| self.starved.get(who));
+        covered(span, waits.flatten())
     }
 
     fn ends(&mut self) {
@@ -655,6 +673,20 @@ fn longest_uncovered(span: Span, covers: &[Span]) -> Span {
         from = from.max(cover.1);
     }
     longest
+}
+
+/// Returns how much of a span these spans cover together.
+fn covered<'a>(span: Span, covers: impl Iterator<Item = &'a Span>) -> u64 {
+    let mut covers: Vec<Span> = covers.copied().collect();
+    covers.sort_unstable();
+    let (mut sum, mut from) = (0, span.0);
+    for cover in covers {
+        if let Some(part) = overlap((cover.0.max(from), cover.1), span) {
+            sum += part.1 - part.0;
+            from = part.1;
+        }
+    }
+    sum
 }
 
 pub fn wiped(history: &[Event]) -> Vec<(String, Span)> {

@@ -1,12 +1,12 @@
 //! Makes what fred needs for TLS, with the library that is chosen.
 
-use super::FAILED;
 use super::material::{Flaw, Material, refuse_text_as_path};
 use super::reader::Reader;
+use super::{FAILED, MISSING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::tls::{Pem, TlsLibrary, TlsSettings};
 use fred::error::{Error as Failure, ErrorKind as Kind};
-use fred::types::config::{Config, TlsConfig, TlsConnector};
+use fred::types::config::{Config, ServerConfig, TlsConfig, TlsConnector};
 use std::time::Duration;
 
 /// The TLS of the connections to an address.
@@ -61,10 +61,23 @@ impl Tls {
             Self::Read(reader) => {
                 let read = reader.read(limit).await;
                 // It begins with words by which `classify` knows it again.
-                read.map_err(|why| Failure::new(Kind::Unknown, format!("{FAILED}{why}")))?
+                read.map_err(|unread| {
+                    let begin = if unread.was_never_there { MISSING } else { FAILED };
+                    Failure::new(Kind::Unknown, format!("{begin}{}", unread.why))
+                })?
             }
         });
+        name_address(&mut config.server);
         Ok(())
+    }
+}
+
+/// Names a server for TLS by its IPv6 address, without the brackets that a URL has around it.
+fn name_address(server: &mut ServerConfig) {
+    if let ServerConfig::Centralized { server } = server
+        && let Some(address) = server.host.strip_prefix('[').and_then(|host| host.strip_suffix(']'))
+    {
+        server.tls_server_name = Some(address.into());
     }
 }
 

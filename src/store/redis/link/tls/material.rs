@@ -3,6 +3,7 @@
 
 use crate::store::connect::tls::{Pem, TlsSettings};
 use std::borrow::Cow;
+use std::io::ErrorKind::NotFound;
 use std::io::Read;
 use std::path::Path;
 
@@ -42,6 +43,8 @@ pub(super) enum Form {
 pub(super) struct Flaw {
     part: Part,
     says: Cow<'static, str>,
+    /// Whether there is no file at a path.
+    pub(super) is_missing: bool,
 }
 
 /// A part of the settings.
@@ -102,7 +105,7 @@ fn is_text_as_path(pem: &Pem) -> bool {
 
 impl Flaw {
     pub(super) fn new(part: Part, says: impl Into<Cow<'static, str>>) -> Self {
-        Self { part, says: says.into() }
+        Self { part, says: says.into(), is_missing: false }
     }
 
     pub(super) fn of_library(says: impl Into<Cow<'static, str>>) -> Self {
@@ -155,7 +158,8 @@ fn bytes(pem: &Pem, part: Part) -> Result<Cow<'_, [u8]>, Flaw> {
         Pem::File(path) => read_file(path).map(Cow::Owned).map_err(|why| {
             let says =
                 format!("cannot be read: {why}; let this process read it, or correct the path");
-            Flaw::new(part, says)
+            let is_missing = std::fs::metadata(path).is_err_and(|error| error.kind() == NotFound);
+            Flaw { is_missing, ..Flaw::new(part, says) }
         }),
     }
 }

@@ -24,3 +24,5 @@ pub(super) use connector::{Tls, is_failure};
 
 /// Begins the message of each failure to read the files.
 pub(super) const FAILED: &str = "no certificates for TLS: ";
+/// Begins the message where a path leads to no file, and no file has been there.
+pub(super) const MISSING: &str = "no such file for TLS: ";

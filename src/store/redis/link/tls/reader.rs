@@ -49,8 +49,22 @@ struct Made {
     config: TlsConfig,
 }
 
-/// What was read, or what is wrong.
-type Answer = Option<Result<TlsConfig, String>>;
+/// What was read, or why not.
+type Answer = Option<Result<TlsConfig, Unread>>;
+
+/// Why the files could not be used.
+#[derive(Clone, Debug)]
+pub(super) struct Unread {
+    pub(super) why: String,
+    /// Whether there is no file at a path, and never was: a file that was there may come back.
+    pub(super) was_never_there: bool,
+}
+
+impl From<String> for Unread {
+    fn from(why: String) -> Self {
+        Self { why, was_never_there: false }
+    }
+}
 
 /// A thread that reads. It ends with this, also by a panic.
 struct Reading {
@@ -86,14 +100,15 @@ impl Reader {
     }
 
     /// Reads the files, for at most `limit`.
-    pub(super) async fn read(&self, limit: Duration) -> Result<TlsConfig, String> {
+    pub(super) async fn read(&self, limit: Duration) -> Result<TlsConfig, Unread> {
         let mut answer = self.begin()?;
         match timeout(limit, answer.wait_for(Option::is_some)).await {
             Ok(Ok(answer)) => answer.clone().unwrap_or_else(|| Err(ended())),
             Ok(Err(_)) => Err(ended()),
             Err(_) => Err(format!(
                 "the files are not read after {limit:?}; see whether their disk answers"
-            )),
+            )
+            .into()),
         }
     }
 
@@ -114,7 +129,10 @@ impl Reader {
         let thread = std::thread::Builder::new().name("leasehold-certs".into());
         let started = thread.spawn(move || {
             let shared = &reading.shared;
-            let read = read(shared).map_err(|flaw| flaw.text(&shared.settings));
+            let read = read(shared).map_err(|flaw| Unread {
+                why: flaw.text(&shared.settings),
+                was_never_there: flaw.is_missing && shared.last.lock().is_none(),
+            });
             answer.send_replace(Some(read));
         });
         started.map_or_else(
@@ -149,8 +167,8 @@ impl Drop for Reading {
     }
 }
 
-fn ended() -> String {
-    "reading the files has ended with a panic; the panic message says where".to_owned()
+fn ended() -> Unread {
+    "reading the files has ended with a panic; the panic message says where".to_owned().into()
 }
 
 #[cfg(test)]
@@ -180,7 +198,7 @@ mod tests {
             if later {
                 tokio::time::advance(HANGS).await;
             }
-            let error = reader.read(LIMIT).await.unwrap_err();
+            let error = reader.read(LIMIT).await.unwrap_err().why;
             assert!(error.contains("are not read after 2s"), "{error}");
             assert_eq!(threads(), expected);
         }
@@ -191,6 +209,6 @@ mod tests {
         assert!(reader.0.under_way.lock().is_none());
         let read = tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(50)));
         let (error, _) = tokio::join!(reader.read(Duration::MAX), read);
-        assert!(error.unwrap_err().contains("answers again"));
+        assert!(error.unwrap_err().why.contains("answers again"));
     }
 }

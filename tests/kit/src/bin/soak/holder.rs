@@ -12,6 +12,7 @@ use crate::inner_faults::{InnerFaults, unwind};
 use crate::ledger::Ledger;
 use crate::random::Random;
 use crate::short_runtimes;
+use crate::starved::{self, Waits};
 use crate::worker_log::WorkerLog;
 use kit::soak::history::{What, Words, now};
 use kit::soak::leases::Kind;
@@ -121,6 +122,7 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let backends = backends.ok_or("a store is <ttl in ms> <replicas> <names> <url>")?;
     let log = Arc::new(WorkerLog::open(who, file).map_err(|error| format!("{file}: {error}"))?);
     watch_for_stalls(Arc::clone(&log));
+    watch_for_starvation(Arc::clone(&log));
     let inner_faults = InnerFaults::start(Random::part(seed, WHOLE_LOG).once_in(2));
     let orders = listen(Arc::clone(&inner_faults));
     // In some processes the watchdogs run on a runtime of ours.
@@ -286,6 +288,19 @@ fn watch_for_stalls(log: Arc<WorkerLog>) {
                 }
             }
             last = now();
+        }
+    });
+}
+
+/// Tells for how long its threads waited for a processor: the one of [`watch_for_stalls`] does so least of all.
+fn watch_for_starvation(log: Arc<WorkerLog>) {
+    thread::spawn(move || {
+        let mut waits = Waits::of_process();
+        loop {
+            if let Some(ms) = waits.look() {
+                log.write(What::Starved { ms });
+            }
+            thread::sleep(starved::INTERVAL);
         }
     });
 }

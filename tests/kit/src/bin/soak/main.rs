@@ -31,6 +31,7 @@ mod sets;
 mod shared;
 mod short_runtimes;
 mod stage;
+mod starved;
 mod steals;
 mod together;
 mod unpolled;
@@ -45,6 +46,7 @@ use kit::soak::{history, oracle};
 use ledger::Ledger;
 use line::Line;
 use stage::{Backend, Log, Scene};
+use starved::Waits;
 use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -210,6 +212,15 @@ fn play(
         for backend in &backends {
             scope.spawn(|| stage::watch(backend, &log, &stop));
         }
+        scope.spawn(|| {
+            let mut waits = Waits::with_servers();
+            while !stop.load(Ordering::Relaxed) {
+                if let Some(ms) = waits.look() {
+                    log.write(now(), What::Starved { ms });
+                }
+                thread::sleep(starved::INTERVAL);
+            }
+        });
         let played = faults(plan, length, &workers, &backends, &log)
             .and_then(|()| settle(&workers, &backends, &log));
         stop.store(true, Ordering::Relaxed);

@@ -91,6 +91,13 @@ pub fn print(history: &[Event], verdict: &Verdict) {
     let left_out: BTreeSet<&str> = left_out.collect();
     left_out.iter().for_each(|what| println!("left out    {what}"));
     println!("stalls      {} of more than 20 ms, frozen processes included", stalls.count());
+    let starved = history.iter().filter_map(|event| match event.what {
+        What::Starved { ms } => Some(ms),
+        _ => None,
+    });
+    let (waits, longest) =
+        starved.fold((0, 0), |(waits, longest), ms| (waits + 1, ms.max(longest)));
+    println!("starved     {waits} times, a thread waited for a processor for {longest} ms at most");
     println!();
     for (what, count) in &verdict.coverage {
         println!("{what:<40} {count:>8}");

@@ -152,13 +152,19 @@ impl Case<'_> {
             let setting = self.setting(&lease.name);
             let lost = lease.fired.as_ref().filter(|(_, cause)| cause == "expired");
             let unreleased = lease.unreleased.as_ref().filter(|(_, why)| why == "unavailable");
-            // A lease is lost if none of its renewals was answered, and such a release was tried again and again.
-            let (from, at, enough, what) = match (lost, unreleased, lease.released) {
+            // A lease is lost if none of its renewals was answered. A release is tried for the time of an attempt, and a fault at
+            // any time in it may be why it fails. Where threads had a processor for longer than `awake` meanwhile, it was not
+            // for want of one: an answer takes some milliseconds, and renewals are tried again.
+            let attempt = setting.attempt();
+            let (from, at, enough, awake, what) = match (lost, unreleased, lease.released) {
                 (Some((at, _)), ..) => {
-                    let renewal = setting.ttl / 3 + 2 * setting.attempt() + REACTION;
-                    (at.saturating_sub(setting.ttl * 9 / 10), *at, renewal, "lost its lease")
+                    let renewal = setting.ttl / 3 + 2 * attempt + REACTION;
+                    let from = at.saturating_sub(setting.ttl * 9 / 10);
+                    (from, *at, renewal, attempt, "lost its lease")
                 }
-                (None, Some((at, _)), Some(from)) => (from, *at, at - from, "cannot release it"),
+                (None, Some((at, _)), Some(from)) => {
+                    (from, *at, at - from, attempt / 3, "cannot release it")
+                }
                 _ => continue,
             };
             let span = (from, at);
@@ -186,7 +192,9 @@ impl Case<'_> {
             });
             let stalled: u64 =
                 stalls.filter_map(|stall| overlap(*stall, span)).map(|part| part.1 - part.0).sum();
-            if self.rules.keeps_leases && !broken && stalled < setting.ttl / 20 {
+            let is_starved = whole.1 - whole.0 - self.starved_for(&lease.who, whole) < awake;
+            let held_up = stalled >= setting.ttl / 20 || is_starved;
+            if self.rules.keeps_leases && !broken && !held_up {
                 let text = format!("{}: {} {what} for nothing", lease.name, lease.who);
                 found.push(("needless loss", at, text));
             }

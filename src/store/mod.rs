@@ -64,6 +64,10 @@ use uuid::Uuid;
 /// A future of a store that owns what it needs, so that the engine can finish it after its caller was dropped.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
+/// The default time to live of a manager, and of a store that is connected without one: as Redisson's watchdog, long enough for
+/// a failover, short enough for a crash.
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
 /// The divisor for the rate error: the store's clock may run 1 % faster than ours. NTP slews by 0.05 % a side.
 const RATE_ERROR_DIVISOR: u32 = 100;
 /// The error of rounding to whole milliseconds on both sides.

@@ -1,4 +1,5 @@
-//! Provides distributed locks for tokio. When a lease is lost, you learn of it before another holder can acquire the name.
+//! Provides distributed locks for tokio. When a lease is lost, you learn of it before another holder can acquire the name, as
+//! long as the store [keeps its keys](guide::guarantees).
 //!
 //! A [`LeaseManager`] connects to a store: Redis, ZooKeeper, or the memory of this process. It creates a [`Lock`] for a
 //! name. Locking it returns a [`Lease`], which a watchdog renews until it is released.
@@ -139,8 +140,7 @@
 //!
 //! # Types
 //!
-//! - [`LeaseManager`] is the connection to a store and the source of locks. Clones share its
-//!   connections and its watchdog.
+//! - [`LeaseManager`] is a handle on a store and on the watchdog of its leases, shared by all clones. It makes locks.
 //! - [`Builder`] has its settings.
 //! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names. A
 //!   [fair](LeaseManager::fair_lock) `Lock` serves the waiters of all processes in the order of arrival; [`WaitingManager`] is a

@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 ///
 /// While it is alive, the watchdog renews it in the background. Dropping it releases it in the background;
 /// [`unlock`](Lease::unlock) releases it and returns whether that worked. If it is lost first, its
-/// [`cancellation_token`](Lease::cancellation_token) fires before the store can grant the name to another holder.
+/// [`cancellation_token`](Lease::cancellation_token) fires before the store can grant the name to another holder, as long as
+/// the store [keeps its keys](crate::guide::guarantees).
 ///
 /// A lease is owned and can be moved to another task; it still belongs to the flow of control of the
 /// [`Lock`](crate::Lock) that returned it. While a lease of a handle lives, in whatever task, that handle re-enters at once.
@@ -432,7 +433,7 @@ impl Lease {
     }
 
     /// Returns the value of the HTTP header `leasehold-fence` for a request of this holder, for a
-    /// [`FenceGuard`](https://docs.rs/leasehold/latest/leasehold/tower/struct.FenceGuard.html) on the side of the resource:
+    /// [`FenceGuard`](crate::tower::FenceGuard) on the side of the resource:
     /// the [fencing token](Lease::fence), and `; read` behind it for a [reader](crate::ReadLease). Returns `None` if there is
     /// no token.
     ///
@@ -478,7 +479,7 @@ impl Lease {
     /// let lease = lock.lock().await?;
     /// lease.describe_now().await?;
     /// let holder = leases.inspect("import").await?.expect("held");
-    /// assert_eq!(holder.metadata.expect("told").label.as_deref(), Some("import of a.csv"));
+    /// assert_eq!(holder.metadata.expect("described").label.as_deref(), Some("import of a.csv"));
     /// # drop(lease);
     /// # Ok(())
     /// # }
@@ -525,7 +526,7 @@ impl Lease {
     ///
     /// The largest token is kept under `leasehold_seen:{<resource>}`, in a cluster in the slot of the key `resource`,
     /// for 24 hours, or the [retention](crate::Builder::fence_retention) of fencing tokens if that is longer, and two TTLs.
-    /// All writers must use the same name for the resource, and take the lock of one name.
+    /// All writers must pass the same `resource`, and must hold the same lock.
     ///
     /// # Errors
     ///

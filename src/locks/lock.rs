@@ -214,8 +214,7 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
-    /// released in the background.
+    /// As [`lock`](Lock::lock).
     ///
     /// ```
     /// use std::time::Duration;
@@ -432,8 +431,7 @@ impl Holder {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
-    /// released in the background.
+    /// As [`lock`](Lock::lock).
     #[doc(alias = "acquire")]
     #[track_caller]
     pub fn lock<N: AsRef<str>>(
@@ -480,8 +478,7 @@ impl Holder {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
-    /// released in the background.
+    /// As [`lock`](Lock::lock).
     #[track_caller]
     pub fn lock_timeout<N: AsRef<str>>(
         &mut self,

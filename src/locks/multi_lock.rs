@@ -262,8 +262,7 @@ impl MultiLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and leases that the store grants to it are
-    /// released in the background.
+    /// As [`lock`](MultiLock::lock).
     #[track_caller]
     pub fn lock_timeout(
         &mut self,

@@ -31,25 +31,25 @@ use std::time::Duration;
 ///
 /// # Readers of one process
 ///
-/// Handles of one [`LeaseManager`](crate::LeaseManager) that read the same name share one hold of the store, a
-/// *cohort*. The first reader asks the store. One that comes within a tenth of the [TTL](crate::Builder::ttl) after
-/// that grant joins it: it sends nothing and waits for nothing, so a million readers a second cost one request for each
-/// tenth of the TTL, and one lease to renew. Later readers ask again and begin a new cohort; they do not wait for the
-/// old one. A reader never joins while a writer of its own manager waits. A writer of another manager waits for the
-/// longest read, that tenth of the TTL, and perhaps one [poll interval](crate::Builder::max_poll_interval).
+/// Handles of one [`LeaseManager`](crate::LeaseManager) that read the same name share one hold of the store. The first
+/// reader asks the store. One that comes within a tenth of the [TTL](crate::Builder::ttl) after that grant joins the
+/// shared hold: it sends nothing and waits for nothing, so a million readers a second cost one request for each tenth of the
+/// TTL, and one lease to renew. Later readers ask again and share a new hold; they do not wait for the old one. A reader never
+/// joins while a writer of its own manager waits. A writer of another manager waits for the longest read, that tenth of the
+/// TTL, and perhaps one [poll interval](crate::Builder::max_poll_interval).
 ///
 /// Each reader has a lease of its own: it ends when it is unlocked or dropped, and its token fires then. The last lease
-/// of the cohort releases the name; [`unlock`](ReadLease::unlock) of the others returns at once. The leases of a cohort
-/// share this:
+/// of the shared hold releases the name; [`unlock`](ReadLease::unlock) of the others returns at once. The leases of a shared
+/// hold have this in common:
 ///
 /// - They have one fencing token and one [`holder_id`](Lease::holder_id), and are lost together, at one time, for one reason.
 /// - [`max_hold`](crate::Builder::max_hold) counts from the grant, which may be a tenth of the TTL older than the lease.
-/// - [`forget`](Lease::forget) keeps the name from writers only if the lease is the last of its cohort.
-/// - The class, the label and `warn_held` are those of the handle that began the cohort. A handle has no `stall_after`
+/// - [`forget`](Lease::forget) keeps the name from writers only if the lease is the last of the shared hold.
+/// - The class, the label and `warn_held` are those of the handle that asked the store. A handle has no `stall_after`
 ///   of its own, because it would end the leases of others. That of the [builder](crate::Builder::stall_after) counts,
 ///   and a report of [progress](Lease::progress) by one lease counts for all.
 ///
-/// [`hold_count`](Lease::hold_count) counts the leases of one handle. The store counts one for the whole cohort.
+/// [`hold_count`](Lease::hold_count) counts the leases of one handle. The store counts one for the whole shared hold.
 ///
 /// # Order
 ///
@@ -158,8 +158,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock).
     #[doc(alias = "readLock")]
     #[track_caller]
     pub fn read(&mut self) -> impl Future<Output = Result<ReadLease>> + use<'_> {
@@ -204,8 +203,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock).
     #[track_caller]
     pub fn read_timeout(
         &mut self,
@@ -228,8 +226,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -286,8 +283,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock).
     #[track_caller]
     pub fn write_timeout(
         &mut self,

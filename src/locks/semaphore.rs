@@ -206,8 +206,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a permit that the store grants to it is
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock), with a permit in place of the lease.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<Permit>> + use<'_> {
         self.acquire_many(1)
@@ -226,8 +225,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a permit that the store grants to it is
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock), with a permit in place of the lease.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -300,8 +298,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a permit that the store grants to it is
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock), with a permit in place of the lease.
     #[track_caller]
     pub fn acquire_timeout(
         &self,
@@ -323,8 +320,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and permits that the store grants to it are
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock), with permits in place of the lease.
     #[track_caller]
     pub fn acquire_many_timeout(
         &self,

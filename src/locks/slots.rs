@@ -155,8 +155,7 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a slot that the store grants to it is
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock), with a slot in place of the lease.
     #[track_caller]
     pub fn take_timeout(
         &self,
@@ -194,8 +193,7 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, the call loses its place in the queue, and a slot that the store grants to it is
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock), with a slot in place of the lease.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -9,14 +9,14 @@ use crate::store::MemoryStore;
 use crate::store::connect::provider::Provider;
 use crate::store::connect::remote::{Remote, Replicas};
 use crate::store::connect::tls::{Identity, Pem};
-use crate::store::{CredentialsProvider, Fencing, Owner, Preflight, Store, TlsLibrary};
+use crate::store::{
+    CredentialsProvider, DEFAULT_TTL, Fencing, Owner, Preflight, Store, TlsLibrary,
+};
 #[cfg(doc)]
 use crate::{ErrorKind, Loss};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// 30 s, as Redisson's watchdog: long enough for a failover, short enough for a crash.
-const DEFAULT_TTL: Duration = Timing::DEFAULT.ttl;
 const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(60 * 60);
 const LONGEST_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 const DEFAULT_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -113,8 +113,8 @@ impl Builder {
     ///
     /// After a crash of the holder, others wait this long. Renewals are sent every third of it, or every 60 s if that
     /// is shorter. Below 2 s, a short stall of the network or the machine loses leases. To survive a failover of F
-    /// seconds, choose a TTL of at least F / 0.4. With ZooKeeper it is the [session
-    /// timeout](crate::guide::zookeeper#the-ttl-is-the-session-timeout), and all times that follow from the TTL
+    /// seconds, choose a TTL of at least F / 0.4, or F / 0.33 if that gives less than 2.5 s. With ZooKeeper it is the
+    /// [session timeout](crate::guide::zookeeper#the-ttl-is-the-session-timeout), and all times that follow from the TTL
     /// follow from three quarters of it.
     ///
     /// Defaults to 30 s.

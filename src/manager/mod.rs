@@ -24,7 +24,7 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
 
-/// Creates locks: one connection to a store and one watchdog, shared by all clones.
+/// A handle on a store and on the watchdog of its leases, shared by all clones. It makes locks.
 ///
 /// # What is promised
 ///

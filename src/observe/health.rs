@@ -7,8 +7,8 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct Health {
     /// How long the store has not answered: the time since the first request that failed without an answer, or was not sent
-    /// because the store refuses the connection. Zero while the store answers, and if no request has failed for one time to
-    /// live: then there is nothing to ask, or it is time to try again.
+    /// because the store refuses the connection. Zero while the store answers. Also zero once a TTL has passed without a
+    /// failed request: then there is nothing to ask, or it is time to try again.
     pub store_silent_for: Duration,
     /// How long the store has answered, but served no acquire: the time since the first acquire that was refused for a reason
     /// that has nothing to do with its name, such as a server that is read-only or out of memory. Zero after an acquire that

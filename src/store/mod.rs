@@ -64,6 +64,10 @@ use uuid::Uuid;
 /// A future of a store that owns what it needs, so that the engine can finish it after its caller was dropped.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
+/// The default time to live of a manager, and of a store that is connected without one: as Redisson's watchdog, long enough for
+/// a failover, short enough for a crash.
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
 /// The divisor for the rate error: the store's clock may run 1 % faster than ours. NTP slews by 0.05 % a side.
 const RATE_ERROR_DIVISOR: u32 = 100;
 /// The error of rounding to whole milliseconds on both sides.
@@ -134,17 +138,16 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// A store with [`Line::Arrivals`] keeps a line for each name: one [`Arrival`] for each manager, with the time at which its
 /// waiter arrived, and until when it is kept, by the store's own clock. It upholds:
 ///
-/// - An exclusive acquire with a place, from a manager that does not hold the name, is refused while another manager has an
-///   older place, even if the name is free. The refusal reports when that place lapses.
-/// - A refused request takes the place of its manager, or refreshes it, unless [`Arrival::kept`] is zero. The numbers of
-///   holder ids tell which request is older: a later waiter of the manager takes the place over with the time of its own
-///   arrival, a late copy for an earlier waiter changes nothing, and one for the same waiter never makes it younger.
-/// - A grant ends the place of its manager, and reports the oldest waiter of the others.
-/// - A place lapses by itself. A release of the [arrival](Ends::Arrival) ends it sooner, and wakes the others if the name
-///   is free.
-/// - A request without a place is granted whenever the name is free. It neither enters the line nor sees it.
+/// - An exclusive acquire with an arrival, from a manager that does not hold the name, is refused while another manager has
+///   an older arrival in the line, even if the name is free. The refusal reports when that arrival lapses.
+/// - A refused request records the arrival of its manager, or keeps it for longer, unless [`Arrival::kept`] is zero. The
+///   numbers of holder ids tell which request is older: the arrival of a later waiter of the manager replaces that of an
+///   earlier one, a late copy for an earlier waiter changes nothing, and one for the same waiter never makes it younger.
+/// - A grant ends the arrival of its manager, and reports the oldest waiter of the others.
+/// - An arrival lapses by itself. A [release](Ends::Arrival) of it ends it sooner, and wakes the others if the name is free.
+/// - A request without an arrival is granted whenever the name is free. It neither enters the line nor sees it.
 ///
-/// Any other store returns [`Unsupported`](crate::ErrorKind::Unsupported) to an exclusive acquire with a place.
+/// Any other store returns [`Unsupported`](crate::ErrorKind::Unsupported) to an exclusive acquire with an arrival.
 ///
 /// # Dropped futures
 ///
@@ -160,7 +163,7 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// Ten methods are required. Each of the others has a default, which refuses: none grants, and none claims an ability. The
 /// engine does without what is refused, or returns [`Unsupported`](crate::ErrorKind::Unsupported). Requests can have parts
-/// that a store does not know, such as a [place](Acquire::arrival), a [steal](Acquire::steal) or a [question](About): it
+/// that a store does not know, such as an [arrival](Acquire::arrival), a [steal](Acquire::steal) or a [question](About): it
 /// refuses them too, and never leaves them out. [`Acquire::plain_name`], [`Release::require_hold`] and
 /// [`Inspect::unsupported`] are made for that.
 ///
@@ -198,7 +201,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// between. A store that cannot steal at all, and any other mode, is [`Unsupported`](crate::ErrorKind::Unsupported).
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
 
-    /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests have no place, and no
+    /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests have no arrival, and no
     /// steal. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict
     /// for each, in their order.
     ///
@@ -224,10 +227,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// closed.
     ///
     /// A release of an [arrival](Ends::Arrival) gives up the [`Arrival`] that a manager has in the order of waiters, unless a
-    /// holder id with a larger number has taken it over. In a line, the next waiter of the manager gets it, if the request
-    /// [names its place](Release::arrival), with its own arrival. It wakes the waiters that may be granted the name now. It is
-    /// [done](Released::Done) without listeners, also if there is no place. In [`Mode::Exclusive`] without [`Line::Arrivals`] it
-    /// is [`Unsupported`](crate::ErrorKind::Unsupported). Without an answer, the place lapses by itself.
+    /// holder id with a larger number has replaced it. In a line, the [arrival](Release::arrival) of the next waiter of the
+    /// manager replaces it, if the request has one. It wakes the waiters that may be granted the name now. It is
+    /// [done](Released::Done) without listeners, also if there is none. In [`Mode::Exclusive`] without [`Line::Arrivals`] it
+    /// is [`Unsupported`](crate::ErrorKind::Unsupported). Without an answer, the arrival lapses by itself.
     fn release(&self, request: Release) -> StoreFuture<Released>;
 
     /// Extends many leases at once, by as few calls as the store can make of the batch. Each item is in one of them.

@@ -49,14 +49,16 @@ use wait::Hints;
 /// A server counts the time to live in milliseconds; this margin lets it end first.
 pub(crate) const AFTER_EXPIRY: Duration = Duration::from_millis(5);
 
-/// The longest time for which `try_lock` lets waiters of other processes go first.
+/// The longest time for which `try_lock` lets waiters of other processes go first. Shorter: calls of `try_lock` in a loop pass a
+/// waiter that needs a message and a request. Longer: `try_lock` answers later.
 const SHORT_PAUSE: Duration = Duration::from_millis(2);
 
-/// The time until the second pulse of a waiter; it doubles each time.
+/// The time until the second pulse of a waiter; it doubles each time. Shorter: waits behind short holds wake for nothing.
+/// Longer: it is found later that the call with the turn is not polled.
 const FIRST_GAP: Duration = Duration::from_millis(50);
 
 /// How long after a request for permits the next call asks, if a hold was handed off before the answer. Meanwhile the engine
-/// hands off what that request brings.
+/// hands off what that request brings. Shorter than a round trip, both would ask at once; longer, a lost request costs more.
 const UNANSWERED: Duration = Duration::from_millis(100);
 
 /// Acquires a name for a handle that never shares a hold, as [`acquire_as`] does.

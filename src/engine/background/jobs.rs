@@ -1,4 +1,5 @@
-//! Releases names without a holder: dropped leases, abandoned acquires, unknown outcomes.
+//! Does what callers have left: releases names without a holder (dropped leases, abandoned acquires, unknown outcomes), records
+//! counts, awaits changes of the mode, deletes descriptions, gives up arrivals, and wakes what the watchdog leaves to it.
 
 use crate::clock::Instant;
 use crate::engine::acquire::attempt::Attempt;

@@ -11,17 +11,19 @@
 
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::store::usable;
+use crate::store::{DEFAULT_TTL, usable};
 use std::time::Duration;
 
 const GRACE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
 /// What is left between the end of the second attempt and `C`, at least.
 const ROOM: Duration = Duration::from_millis(1);
+/// Shorter: more renewals for a T of hours. Longer: a key that was deleted is noticed later.
 const LONGEST_PERIOD: Duration = Duration::from_secs(60);
 /// Linux resends a lost segment after at least 200 ms; one lost segment must not fail an attempt.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(250);
 /// With a T of hours, a fraction of T would be too long to wait for a reply.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(10);
+/// Shorter: more requests to a server that refuses them. Longer: with a T of hours, a later attempt after the end of an outage.
 const LONGEST_GAP: Duration = Duration::from_secs(3);
 pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -53,7 +55,7 @@ impl Timing {
 
     /// The timing of T = 30 s. A test compares it with [`Timing::new`].
     pub(crate) const DEFAULT: Self = Self {
-        ttl: Duration::from_secs(30),
+        ttl: DEFAULT_TTL,
         grace: Duration::from_secs(2),
         period: Duration::from_secs(10),
         attempt: Duration::from_secs(3),
@@ -97,12 +99,13 @@ impl Timing {
         Ok(Self { grace, to_cancel, period: self.period.min(room), ..self })
     }
 
-    /// Returns the time from one release of a sweep to the next: shorter if it failed.
+    /// Returns the time from one release of a sweep to the next: T/10; after a failure 3 s at most.
     pub(crate) fn sweep_gap(&self, failed: bool) -> Duration {
         if failed { (self.ttl / 10).min(LONGEST_GAP) } else { self.ttl / 10 }
     }
 
-    /// Returns the longest time between two pulses of a waiter.
+    /// Returns the longest time between two pulses of a waiter. A shorter one wakes each waiter more often; a longer
+    /// one finds later that the call with the turn is not polled.
     pub(crate) fn pulse_period(&self) -> Duration {
         self.ttl / 16
     }

@@ -163,7 +163,7 @@ pub(crate) async fn subscribe(
     asked(|| core.store.subscribe(request)).await
 }
 
-/// Refuses a place in a line, if the store orders the waiters of several managers in no way.
+/// Refuses an arrival in a line, if the store orders the waiters of several managers in no way.
 pub(super) fn check_line(can: &Capabilities) -> Result<()> {
     if can.line == Line::Unordered { Err(Arrival::unsupported()) } else { Ok(()) }
 }

@@ -19,7 +19,7 @@ pub(crate) enum Job {
     Finish { hold: Arc<Hold>, verdict: StoreFuture<Released> },
     /// Await a change of the mode that no caller waits for.
     FinishChange { hold: Arc<Hold>, sent: Instant, verdict: StoreFuture<Acquired> },
-    /// Await an outermost acquire that no caller waits for, and release its grant.
+    /// Await an outermost acquire that no caller waits for. Permits go to a call that waits for them; any other grant is released.
     Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
     /// Release a holder id that may have been granted, or may still be.
     Sweep(Sweep),

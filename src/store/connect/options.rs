@@ -6,14 +6,12 @@ use super::provider::Provider;
 use super::remote::{Remote, Replicas};
 use super::tls::{Identity, Pem, TlsLibrary};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::DEFAULT_TTL;
 use crate::store::contract::metadata::Owner;
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 use uuid::Uuid;
-
-/// The default time to live of a manager.
-const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 /// Settings of a store that you connect without a manager, for example to wrap it in a [`Store`](crate::store::Store)
 /// of your own.

@@ -63,7 +63,7 @@ pub struct Capabilities {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Line {
-    /// In no order. A request with a [`Arrival`](crate::store::Arrival) is [`Unsupported`](crate::ErrorKind::Unsupported).
+    /// In no order. A request with an [`Arrival`](crate::store::Arrival) is [`Unsupported`](crate::ErrorKind::Unsupported).
     #[default]
     Unordered,
     /// By the [`Arrival`](crate::store::Arrival) of their requests, for those that have one; see the

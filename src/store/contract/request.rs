@@ -55,42 +55,42 @@ pub struct Acquire {
     /// keeps an order of waiters; otherwise the store answers [`Held`](crate::store::Acquired::Held). If false, the
     /// store must not change the mode of a holder, because the request may be a late copy of an earlier one.
     pub converts: bool,
-    /// The place in the order of waiters; `None` for a request that takes no part in that order.
+    /// The arrival in the order of waiters; `None` for a request that takes no part in that order.
     pub arrival: Option<Arrival>,
-    /// Takes the name from another holder, in [`Mode::Exclusive`](crate::store::Mode::Exclusive) and without a place. Only for
-    /// a store with [`Capabilities::steals`](crate::store::Capabilities::steals).
+    /// Takes the name from another holder, in [`Mode::Exclusive`](crate::store::Mode::Exclusive) and without an arrival. Only
+    /// for a store with [`Capabilities::steals`](crate::store::Capabilities::steals).
     pub steal: Option<Box<Steal>>,
 }
 
-/// The place of a waiter in the order of the waiters of all processes.
+/// When a waiter began to wait, for the order of the waiters of all processes.
 ///
 /// A store remembers it when it refuses the request, unless [`kept`](Self::kept) is zero. In the modes
 /// [`Read`](crate::store::Mode::Read) and [`Write`](crate::store::Mode::Write) it then refuses a later reader while an
 /// older writer waits, and a later writer while an older reader waits, so that neither side starves. Only requests of
-/// its own waiter keep a place: if others could, the places of a reader and a writer that are both gone would keep all
-/// others out. A holder id with a larger number of the same manager is a later waiter: it takes the place over, with
-/// the time of its own arrival.
+/// its own waiter keep an arrival: if others could, the arrivals of a reader and a writer that are both gone would keep
+/// all others out. A holder id with a larger number of the same manager is a later waiter: its arrival replaces the one
+/// before.
 ///
-/// In [`Mode::Exclusive`](crate::store::Mode::Exclusive) it is a place in the [line](crate::store::Store#lines) of the
+/// In [`Mode::Exclusive`](crate::store::Mode::Exclusive) it is an entry in the [line](crate::store::Store#lines) of the
 /// name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Arrival {
     /// How long the waiter has waited.
     pub waited: Duration,
-    /// The time for which the store remembers the place after the last request: a waiter may be gone. Zero for a call that
-    /// does not wait: it respects the order and gets no place.
+    /// The time for which the store remembers the arrival after the last request: a waiter may be gone. Zero for a call
+    /// that does not wait: it respects the order, and the store keeps nothing of it.
     pub kept: Duration,
 }
 
 impl Arrival {
-    /// Creates the place of a waiter that has waited for `waited`; the store remembers it for `kept`.
+    /// Creates the arrival of a waiter that has waited for `waited`; the store remembers it for `kept`.
     #[must_use]
     pub fn new(waited: Duration, kept: Duration) -> Self {
         Self { waited, kept }
     }
 
-    /// Returns the error of a store that keeps no places for exclusive locks. Nothing was executed.
+    /// Returns the error of a store that keeps no arrivals for exclusive locks. Nothing was executed.
     #[must_use]
     pub fn unsupported() -> Error {
         let message = "the store has no line to show, or no order between the waiters of several processes; use `lock`, or one Redis server or cluster";
@@ -144,17 +144,17 @@ impl Acquire {
         (self, steal.map(|steal| *steal))
     }
 
-    /// Returns whether a refusal takes a place in the order of waiters.
+    /// Returns whether a refusal records an arrival in the order of waiters.
     pub(crate) fn keeps_arrival(&self) -> bool {
         self.arrival.is_some_and(|arrival| !arrival.kept.is_zero())
     }
 
     /// Returns the name, for a store that has no mode but [`Mode::Exclusive`](crate::store::Mode::Exclusive), keeps
-    /// no places, and takes no name from its holder.
+    /// no arrivals, and takes no name from its holder.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported) for any other mode, for a request with a place, and for one that steals.
+    /// [`Unsupported`](ErrorKind::Unsupported) for any other mode, for a request with an arrival, and for one that steals.
     pub fn plain_name(&self) -> Result<Name> {
         self.target.require_exclusive()?;
         self.require_no_line()?;
@@ -170,7 +170,7 @@ impl Acquire {
         failed(Error::new(ErrorKind::Unsupported, "this store grants each name by itself"))
     }
 
-    /// Refuses a place in the [line](crate::store::Store#lines) of a name, for a store that keeps none.
+    /// Refuses an arrival in the [line](crate::store::Store#lines) of a name, for a store that keeps none.
     pub(crate) fn require_no_line(&self) -> Result<()> {
         match (self.target.mode, self.arrival) {
             (Mode::Exclusive, Some(_)) => Err(Arrival::unsupported()),
@@ -185,7 +185,7 @@ impl Acquire {
 pub struct Release {
     /// The name, and the mode of the hold or the one that the waiter asked for.
     pub target: Target,
-    /// The holder; of an arrival, the holder id of the last request that may have taken the place.
+    /// The holder; of an arrival, the holder id of the last request that may have recorded it.
     pub holder: HolderId,
     /// What it ends. The other fields are described for a hold.
     pub ends: Ends,
@@ -193,10 +193,10 @@ pub struct Release {
     pub count: u32,
     /// The time that the attempt may take.
     pub timeout: Duration,
-    /// The place of the next waiter of this manager, for a hold in [`Mode::Exclusive`](crate::store::Mode::Exclusive).
+    /// The arrival of the next waiter of this manager, for a hold in [`Mode::Exclusive`](crate::store::Mode::Exclusive).
     /// A store with a [line](crate::store::Store#lines) enters it in the same step, if this request releases the name.
     /// Then [`Released::Done`](crate::store::Released::Done) counts no listeners while another manager waits in the
-    /// line: the line orders them. If the request gives up an arrival in a line, this place replaces it.
+    /// line: the line orders them. If the request gives up an arrival in a line, this one replaces it.
     pub arrival: Option<Arrival>,
     /// Keeps the name closed, if this request releases it, for a hold in
     /// [`Mode::Exclusive`](crate::store::Mode::Exclusive); in any other mode it is
@@ -211,7 +211,7 @@ pub struct Release {
 pub enum Ends {
     /// A hold, or a part of its count.
     Hold,
-    /// The arrival of a waiter, which may have a [`Arrival`] in the order of waiters. The count is 0.
+    /// The [`Arrival`] that a waiter may have in the order of waiters. The count is 0.
     Arrival,
 }
 
@@ -222,7 +222,7 @@ impl Release {
         Self { target, holder, ends: Ends::Hold, count, timeout, arrival: None, keep: None }
     }
 
-    /// Creates a request that gives up the [`Arrival`] that a request of `holder` may have taken.
+    /// Creates a request that gives up the [`Arrival`] that a request of `holder` may have recorded.
     #[must_use]
     pub fn arrival(target: Target, holder: HolderId, timeout: Duration) -> Self {
         Self { ends: Ends::Arrival, ..Self::new(target, holder, 0, timeout) }

@@ -28,7 +28,7 @@ pub enum Acquired {
         /// one. Elsewhere it does not matter.
         reached: bool,
         /// For how long the oldest waiter of another manager has waited in the [line](crate::store::Store#lines).
-        /// `None` if there is none, or if the request had no place.
+        /// `None` if there is none, or if the request had no arrival.
         oldest: Option<Duration>,
     },
     /// There is another holder.

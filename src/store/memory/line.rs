@@ -7,7 +7,7 @@ use crate::clock::Instant;
 use crate::store::{Acquire, Acquired, Arrival, HolderId, Name, Release, WaitingManager};
 use std::time::Duration;
 
-/// The places in a line, in no order: there are as many as managers that wait.
+/// The arrivals in a line, in no order: there are as many as managers that wait.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Vec<Waiter>);
 
@@ -16,7 +16,7 @@ impl Queue {
         self.0.is_empty()
     }
 
-    /// Removes the places that have lapsed. Returns whether any is left.
+    /// Removes the arrivals that have lapsed. Returns whether any is left.
     pub(super) fn is_live(&mut self, now: Instant) -> bool {
         self.0.retain(|waiter| waiter.until > now);
         !self.0.is_empty()
@@ -33,7 +33,7 @@ impl Queue {
         self.first_but(holder, now).map(|waiter| waiter.waited(now))
     }
 
-    /// Returns how long a place is kept that is older than this one, which asks for the name; `None` if there is none.
+    /// Returns how long an arrival is kept that is older than this one, which asks for the name; `None` if there is none.
     pub(super) fn ahead_of(
         &mut self,
         holder: HolderId,
@@ -53,7 +53,7 @@ impl Queue {
         own.map_or(arrived, |own| own.arrived.min(arrived))
     }
 
-    /// Takes the place of a manager, or refreshes it. Returns the arrival of an earlier waiter of it that had the place.
+    /// Records the arrival of a manager, or keeps it for longer. Returns that of an earlier waiter of it, if this replaces it.
     fn enter(&mut self, holder: HolderId, arrival: Arrival, now: Instant) -> Option<i128> {
         if arrival.kept.is_zero() {
             return None;
@@ -77,7 +77,7 @@ impl Queue {
         self.first_but(holder, now).is_some_and(|first| before < first.arrived)
     }
 
-    /// Ends the place of a manager, or gives it to its next waiter, unless a later waiter of it has taken it over. Returns
+    /// Ends the arrival of a manager, or replaces it by that of its next waiter, unless it is that of a later waiter. Returns
     /// whether there was one.
     fn leave(&mut self, holder: HolderId, next: Option<Arrival>, now: Instant) -> bool {
         let its = self.0.iter().position(|waiter| waiter.is_of(holder));
@@ -126,7 +126,7 @@ pub(super) fn acquire_in_line(
         }
         Acquired::Held { .. } | Acquired::NotYours(_) => {
             let before = line.enter(holder, arrival, now);
-            // The first may have been refused by that place, which is behind it now.
+            // The first may have been refused by that arrival, which is behind it now.
             wakes = is_free && before.is_some_and(|it| line.is_first_after(it, holder, now));
             verdict
         }
@@ -144,7 +144,7 @@ fn keep_line(state: &mut State, name: &Name, line: Queue) {
     }
 }
 
-/// Gives up a place, or gives it to the next waiter. The others may have waited for it to lapse.
+/// Gives up an arrival, or replaces it by that of the next waiter. The others may have waited for it to lapse.
 pub(super) fn leave(
     state: &mut State,
     name: &Name,
@@ -160,7 +160,7 @@ pub(super) fn leave(
     }
 }
 
-/// Enters the place of the next waiter after a release. Returns whether another manager waits in the line.
+/// Records the arrival of the next waiter after a release. Returns whether another manager waits in the line.
 pub(super) fn released_in_line(state: &mut State, request: &Release, now: Instant) -> bool {
     let Some(arrival) = request.arrival else { return false };
     let name = &request.target.name;

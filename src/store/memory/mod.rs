@@ -27,7 +27,7 @@ use uuid::Uuid;
 /// Keeps leases in the memory of this process.
 ///
 /// It behaves like a server, with times to live, wake-ups and fencing tokens, so that tests and one-process services
-/// run the same code as with Redis. Clones share the leases: managers that get clones of one store are rivals, as
+/// run the same code as with Redis. Clones share the leases: managers that get clones of one store exclude each other, as
 /// processes are. It follows tokio's clock, so a test with paused time needs no real waiting.
 ///
 /// ```

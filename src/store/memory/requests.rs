@@ -26,7 +26,7 @@ pub(super) fn release(state: &mut State, request: &Release, now: Instant) -> Res
     })
 }
 
-/// Gives up a place.
+/// Gives up an arrival.
 pub(super) fn release_arrival(
     state: &mut State,
     request: &Release,

@@ -215,8 +215,8 @@ impl Shared {
         }
     }
 
-    /// Returns how long an older waiter of the other side keeps its place; `None` if there is none. Both sides compare the
-    /// places that are kept here, so one of them always goes.
+    /// Returns how long the arrival of an older waiter of the other side is kept; `None` if there is none. Both sides compare
+    /// the arrivals that are kept here, so one of them always goes.
     fn queued_for(&self, request: &Acquire, now: Instant) -> Option<Duration> {
         let side = side(request.target.mode)?;
         let other = self.line[1 - side].filter(|waiter| waiter.until > now)?;
@@ -225,7 +225,7 @@ impl Shared {
         older.then(|| other.until.saturating_duration_since(now))
     }
 
-    /// Returns when the waiter arrived: as its manager said first, if it has the place of its side.
+    /// Returns when the waiter arrived: as its manager said first, if its arrival is that of its side.
     fn arrival(&self, side: usize, request: &Acquire, now: Instant) -> i128 {
         let arrived = arrived(request.arrival, now);
         let own = self.line[side].filter(|waiter| {
@@ -239,7 +239,7 @@ impl Shared {
         }
     }
 
-    /// Takes or keeps the place of a side. That of another manager is left alone, unless it is younger.
+    /// Records or keeps the arrival of a side. That of another manager is left alone, unless it is younger.
     fn queue(&mut self, request: &Acquire, now: Instant) {
         let (Some(side), Some(arrival)) = (side(request.target.mode), request.arrival) else {
             return;
@@ -265,7 +265,7 @@ impl Shared {
         self.line[side] = Some(Waiter { holder, arrived, until });
     }
 
-    /// Ends the place of a waiter, unless a later waiter of its manager has it. Returns whether others may be granted the
+    /// Ends the arrival of a waiter, unless it is that of a later one of its manager. Returns whether others may be granted the
     /// name now: a later waiter came after some of them.
     pub(super) fn leave(&mut self, holder: HolderId, mode: Mode) -> bool {
         let Some(side) = side(mode) else { return false };

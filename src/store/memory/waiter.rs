@@ -6,7 +6,7 @@ use std::time::Duration;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter {
-    /// Who took the place last.
+    /// The holder id of the last request that recorded the arrival.
     pub(super) holder: HolderId,
     /// In nanoseconds of the clock, of which a waiter may have arrived before the start.
     pub(super) arrived: i128,
@@ -25,7 +25,7 @@ impl Waiter {
     }
 }
 
-/// Returns when the waiter with this place arrived; `now` if it has none.
+/// Returns when the waiter with this arrival began to wait; `now` if it has none.
 pub(super) fn arrived(arrival: Option<Arrival>, now: Instant) -> i128 {
     let waited = arrival.map_or(Duration::ZERO, |arrival| arrival.waited);
     let nanos = |duration: Duration| i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);

@@ -192,10 +192,10 @@ fn refuse(inner: &Arc<Inner>, limit: Duration) -> Option<Error> {
     Some(tally.no_majority(describe_acquired))
 }
 
-/// Returns the place of a waiter at the nodes.
+/// Returns the arrival of a waiter at the nodes.
 ///
 /// Nodes that keep both sides in an order can disagree about it: with one that lets the reader go first and one that lets the
-/// writer go first, none of them gets a majority. So they keep the places of writers only. A reader waits for the writers that came
+/// writer go first, none of them gets a majority. So they keep the arrivals of writers only. A reader waits for the writers that came
 /// before it, and no writer waits for a reader that has not been granted the name.
 fn arrival_at_node(mode: Mode, arrival: Arrival) -> Arrival {
     match mode {

@@ -257,7 +257,7 @@ impl Store for Quorum {
             (Ends::Arrival, Mode::Exclusive) => {
                 Box::pin(ready(request.require_hold().map(|()| Released::done(0))))
             }
-            // Only writers have places at the nodes.
+            // Only writers have arrivals at the nodes.
             (Ends::Arrival, Mode::Read | Mode::Permits { .. }) => {
                 Box::pin(ready(Ok(Released::done(0))))
             }

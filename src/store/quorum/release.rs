@@ -6,7 +6,7 @@ use crate::error::{Fate, Result};
 use crate::store::{Release, Released};
 use std::sync::Arc;
 
-/// Gives up the place of a writer at each node. Where that fails, the place lapses.
+/// Gives up the arrival of a writer at each node. Where that fails, it lapses.
 pub(super) async fn release_arrival(inner: Arc<Inner>, request: Release) -> Result<Released> {
     let limit = node_limit(request.timeout);
     let mut tally = inner.ask(|node, answers| {

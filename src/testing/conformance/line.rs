@@ -1,4 +1,4 @@
-//! Lines: the order of the managers that wait for an exclusive lock. A store without them passes, because it refuses places.
+//! Lines: the order of the managers that wait for an exclusive lock. A store without them passes, because it refuses arrivals.
 
 use super::party::*;
 use crate::error::{ErrorKind, Fate, Result};
@@ -10,12 +10,12 @@ use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Returns whether the store keeps places.
+/// Returns whether the store keeps arrivals.
 fn has_line(party: &Party<'_>) -> bool {
     party.store.capabilities().line == Line::Arrivals
 }
 
-/// A place that is kept for long, and one of a call that does not wait.
+/// An arrival that is kept for long, and one of a call that does not wait.
 fn waits(seconds: u64) -> Arrival {
     Arrival::new(Duration::from_secs(seconds), LONG)
 }
@@ -30,13 +30,13 @@ async fn leaves(party: &Party<'_>) -> Result<Released> {
     leaves_to(party, None).await
 }
 
-/// Gives up the place, or gives it to the next waiter of the manager.
+/// Gives up the arrival, or replaces it by that of the next waiter of the manager.
 async fn leaves_to(party: &Party<'_>, next: Option<Arrival>) -> Result<Released> {
     let release = Release::arrival(party.target(), party.holder, PATIENCE);
     party.store.release(release.with_arrival(next)).await
 }
 
-/// Checks that it was done, whether there was a place or not.
+/// Checks that it was done, whether there was an arrival or not.
 #[track_caller]
 fn left(verdict: Result<Released>) {
     assert_eq!(verdict.expect("an answer"), Released::done(0));
@@ -72,14 +72,14 @@ fn oldest(verdict: Result<Acquired>) -> Option<Duration> {
     }
 }
 
-/// See [`Line`]: a place is refused, not ignored, and nothing is executed.
+/// See [`Line`]: an arrival is refused, not ignored, and nothing is executed.
 pub async fn arrival_in_a_line_that_does_not_exist_is_refused(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("no-line")).await;
     if has_line(&party) {
         return;
     }
     for arrival in [waits(1), TRIES] {
-        let error = asks(&party, arrival).await.expect_err("places are not supported");
+        let error = asks(&party, arrival).await.expect_err("arrivals are not supported");
         assert_eq!((error.kind(), error.fate()), (ErrorKind::Unsupported, Fate::NotExecuted));
     }
     assert!(party.holding().await.is_none());
@@ -91,7 +91,7 @@ pub async fn arrival_in_a_line_that_does_not_exist_is_refused(harness: &dyn Harn
     assert_eq!(released(party.release(0).await), None);
 }
 
-/// The oldest waiter gets the name, and nothing passes it but requests without a place.
+/// The oldest waiter gets the name, and nothing passes it but requests without an arrival.
 pub async fn line_is_in_the_order_of_arrival(harness: &dyn Harness) {
     let name = unique("line-order");
     let [holder, old, young] = three(harness, &name).await;
@@ -108,7 +108,7 @@ pub async fn line_is_in_the_order_of_arrival(harness: &dyn Harness) {
     assert_eq!(released(holder.release(0).await), None);
     // The name is free, for the oldest.
     for (party, arrival) in [(&young, waits(10)), (&one, TRIES)] {
-        let left = held(asks(party, arrival).await).expect("until the place lapses");
+        let left = held(asks(party, arrival).await).expect("until the arrival lapses");
         assert!(left <= LONG, "{left:?}");
     }
     lined(&[&old, &young]).await;
@@ -126,7 +126,7 @@ pub async fn line_is_in_the_order_of_arrival(harness: &dyn Harness) {
     granted(asks(&one, TRIES).await);
 }
 
-/// Clauses 2 and 5, for places.
+/// Clauses 2 and 5, for arrivals.
 pub async fn requests_with_an_arrival_may_run_twice_and_late(harness: &dyn Harness) {
     let name = unique("line-twice");
     let [holder, mut waiter, other] = three(harness, &name).await;
@@ -137,7 +137,7 @@ pub async fn requests_with_an_arrival_may_run_twice_and_late(harness: &dyn Harne
     let again = granted(asks(&holder, waits(0)).await);
     assert_eq!(first.fence, again.fence);
     assert!(line(&holder).await.expect("an answer").is_empty(), "a holder does not wait");
-    // A later copy makes no place younger.
+    // A later copy makes no arrival younger.
     held(asks(&waiter, waits(20)).await);
     held(asks(&waiter, waits(1)).await);
     held(asks(&other, waits(10)).await);
@@ -158,7 +158,7 @@ pub async fn requests_with_an_arrival_may_run_twice_and_late(harness: &dyn Harne
         left(leaves(&waiter).await);
     }
     lined(&[&other]).await;
-    // A record of a count takes no place.
+    // A record of a count records no arrival.
     for count in [2, 1] {
         recorded(holder.release(count).await);
     }
@@ -185,7 +185,7 @@ pub async fn release_records_the_arrival_of_the_next_waiter(harness: &dyn Harnes
     }
     lined(&[&holder, &other]).await;
     held(asks(&other, waits(10)).await);
-    // A late copy releases nothing and takes no place.
+    // A late copy releases nothing and records no arrival.
     let mut next_of = Party::new(harness, &name).await;
     next_of.holder = holder.holder;
     next_of.next();
@@ -222,7 +222,7 @@ pub async fn waiter_behind_a_mark_is_in_the_line(harness: &dyn Harness) {
     assert!(holder.force().await);
 }
 
-/// Clause 3, for places.
+/// Clause 3, for arrivals.
 pub async fn arrival_lapses_by_itself(harness: &dyn Harness) {
     let name = unique("line-lapse");
     let [holder, dead, other] = three(harness, &name).await;
@@ -233,7 +233,7 @@ pub async fn arrival_lapses_by_itself(harness: &dyn Harness) {
     granted(asks(&holder, waits(0)).await);
     held(asks(&dead, Arrival::new(LONG, kept)).await);
     assert_eq!(released(holder.release(0).await), None);
-    let left = held(asks(&other, waits(1)).await).expect("until the place lapses");
+    let left = held(asks(&other, waits(1)).await).expect("until the arrival lapses");
     assert!(left <= kept, "{left:?}");
     harness.elapse(kept + harness.slack()).await;
     lined(&[&other]).await;
@@ -242,7 +242,7 @@ pub async fn arrival_lapses_by_itself(harness: &dyn Harness) {
     assert_eq!(released(other.release(0).await), None);
 }
 
-/// The first in the line may have been refused by that place.
+/// The first in the line may have been refused by that arrival.
 pub async fn arrival_that_moves_back_wakes_the_first(harness: &dyn Harness) {
     let name = unique("line-back");
     let [holder, gone, first] = three(harness, &name).await;
@@ -285,7 +285,7 @@ pub async fn arrival_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness)
     let mut next = Party::new(harness, &name).await.same_as(&gone);
     next.next();
     granted(asks(&next, waits(600)).await);
-    // A late copy leaves no place.
+    // A late copy leaves no arrival.
     left(leaves_to(&gone, Some(waits(600))).await);
     lined(&[&younger]).await;
     // One that came after the younger one is behind it.

@@ -184,13 +184,13 @@ fn can_lose_changes(party: &Party<'_>) -> bool {
     party.store.capabilities().time_left && party.harness.keeps_arrivals_of_readers()
 }
 
-/// Asks with a place that is kept for `kept`, as a waiter that has waited for so many milliseconds.
+/// Asks with an arrival that is kept for `kept`, as a waiter that has waited for so many milliseconds.
 async fn asks(party: &Party<'_>, waited: u64, kept: Duration) -> Result<Acquired> {
     let arrival = Arrival::new(Duration::from_millis(waited), kept);
     party.store.acquire(party.request().with_arrival(Some(arrival))).await
 }
 
-/// See [`Arrival`]. A store that keeps no places may grant in any order, as far as the modes allow.
+/// See [`Arrival`]. A store that keeps no arrivals may grant in any order, as far as the modes allow.
 pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
     let name = unique("rw-line");
     let reads = Party::of(harness, &name, Mode::Read).await;
@@ -222,12 +222,12 @@ pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
     granted(other.acquire().await);
 }
 
-/// Returns whether the store keeps the places of both sides. One that does not know the remaining time has an order of its own.
+/// Returns whether the store keeps the arrivals of both sides. One that does not know the remaining time has an order of its own.
 fn keeps_arrivals(party: &Party<'_>) -> bool {
     party.store.capabilities().time_left && party.harness.keeps_arrivals_of_readers()
 }
 
-/// See [`Arrival`]. A younger waiter of the same side does not keep the place of one that is gone.
+/// See [`Arrival`]. A younger waiter of the same side does not keep the arrival of one that is gone.
 pub async fn arrival_lapses_with_its_own_waiter(harness: &dyn Harness) {
     let name = unique("rw-gone");
     let holder = Party::of(harness, &name, Mode::Write).await;
@@ -272,7 +272,7 @@ pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
     }
 }
 
-/// See [`Ends::Arrival`](crate::store::Ends::Arrival). A store that keeps no places has nothing to give up.
+/// See [`Ends::Arrival`](crate::store::Ends::Arrival). A store that keeps no arrivals has nothing to give up.
 pub async fn arrival_of_a_side_is_given_up_once(harness: &dyn Harness) {
     let name = unique("rw-leave");
     let reads = Party::of(harness, &name, Mode::Read).await;
@@ -320,13 +320,15 @@ pub async fn arrival_of_a_side_is_given_up_once(harness: &dyn Harness) {
         leaves(&writer).await;
     }
     if let Some(mut wakeups) = wakeups {
-        timeout(PATIENCE, wakeups.recv()).await.expect("a place that is given up wakes a reader");
+        timeout(PATIENCE, wakeups.recv())
+            .await
+            .expect("an arrival that is given up wakes a reader");
     }
     granted(asks(&late, 1000, LONG).await);
     for reads in [reads, late] {
         assert_eq!(released(reads.release(0).await), None);
     }
-    // A reader gives its place up, too.
+    // A reader gives its arrival up, too.
     granted(writer.acquire().await);
     let gone = Party::of(harness, &name, Mode::Read).await;
     held(asks(&gone, 9000, LONG).await);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::Level;
 
-/// The waiting time of a hold that is there already: no place in an order of waiters comes before it.
+/// The waiting time of a hold that is there already: no arrival in an order of waiters comes before it.
 const AGES: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// A living hold whose state at a node may not be what it should be.

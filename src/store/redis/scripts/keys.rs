@@ -57,7 +57,7 @@ impl Keys {
         [self.derived("leasehold_read:", name), self.derived("leasehold_write:", name)]
     }
 
-    /// Returns the keys of the line of a lock: the arrival of each manager that waits, and when its place lapses.
+    /// Returns the keys of the line of a lock: the arrival of each manager that waits, and when it lapses.
     pub(super) fn in_line<'a>(&'a self, name: &'a Name) -> [[&'a str; 5]; 2] {
         [self.derived("leasehold_line:", name), self.derived("leasehold_lapse:", name)]
     }

@@ -1,4 +1,4 @@
-//! The places of waiters: the line of a lock has the managers that wait for it in the order of arrival, and a read-write lock
+//! The arrivals of waiters: the line of a lock has the managers that wait for it in the order of arrival, and a read-write lock
 //! has the oldest reader and the oldest writer. Acquires and releases are in `lock.rs` and `rw.rs`.
 
 use super::lock::{call_in_line, write_arrival};
@@ -10,7 +10,7 @@ use crate::store::{Inspect, Mode, Release, Released, StoreFuture, WaitingManager
 use std::future::ready;
 use std::time::Duration;
 
-/// Gives up a place.
+/// Gives up an arrival.
 pub(in crate::store::redis) fn release_arrival(
     store: &RedisStore,
     request: Release,

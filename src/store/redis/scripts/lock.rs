@@ -305,7 +305,7 @@ impl Request for Release {
         if self.target.mode != Mode::Exclusive {
             return Some(shared::release_with_one_key(&codec.keys, codec.scripts, self));
         }
-        // The next waiter of this process takes a place when it asks.
+        // The arrival of the next waiter of this process is recorded when it asks.
         self.arrival.and_then(|_| Release { arrival: None, ..self.clone() }.alone(codec))
     }
 

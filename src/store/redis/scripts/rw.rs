@@ -44,7 +44,7 @@ pub(super) fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> R
     }
 }
 
-/// Builds the call that gives up a place.
+/// Builds the call that gives up an arrival.
 pub(super) fn leave(keys: &Keys, request: &Release) -> Call {
     let name = &request.target.name;
     let [read, write] = keys.sides(name);

@@ -151,7 +151,9 @@ impl Script {
     pub fn new(body: impl AsRef<str>) -> Result<Self> {
         let body = body.as_ref();
         if body.trim().is_empty() {
-            return Err(Error::invalid("the script is empty; give the guard a read or a write to guard"));
+            return Err(Error::invalid(
+                "the script is empty; give the guard a read or a write to guard",
+            ));
         }
         if body.starts_with("#!") {
             return Err(Error::invalid(

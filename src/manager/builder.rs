@@ -227,15 +227,17 @@ impl Builder {
     /// [readers that share a hold](crate::RwLock#readers-of-one-process) are one. After a clean drop or unlock it never acts.
     ///
     /// A thread of its own acts, which waits from the start: it needs neither your runtime nor a new thread. If that thread
-    /// is held up, as by a standard error that is not read, the watchdog aborts the process itself at 0.95 of the grace.
+    /// is held up, as by a standard error that is not read or by a handler of the exit or of SIGABRT, the watchdog kills the
+    /// process itself, 0.15 of the grace after the times above. A waker of a token that blocks holds up the watchdog, and with it
+    /// the action. [`close`](LeaseManager::close) waits for actions that are to come.
     ///
     /// A lease that is kept in scope while the work is rolled back counts as work: drop it first, or choose a
     /// longer grace. No process can stop what the kernel or the network has already: see
     /// [when work does not stop](crate::guide::guarantees#when-work-does-not-stop). A handle can have [an action of its
     /// own](crate::Lock::on_overrun).
     ///
-    /// It needs a watchdog with a thread of its own: in memory, and with [`dedicated_thread(false)`](Builder::dedicated_thread),
-    /// it is [`Unsupported`](ErrorKind::Unsupported).
+    /// It needs a watchdog with a thread of its own. Without [`dedicated_thread`](Builder::dedicated_thread), as in memory by
+    /// default, it is [`Unsupported`](ErrorKind::Unsupported).
     ///
     /// Defaults to nothing: only the token fires.
     ///

@@ -44,7 +44,7 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
         })
         .await
     } else {
-        on_overrun.as_ref().map_or(Ok(()), |_| Overruns::check(true))?;
+        on_overrun.as_ref().map_or(Ok(()), |action| Overruns::check(action, true))?;
         // A server's time goes on during a suspend; what is in memory may follow a paused clock.
         let clock = if remote { Clock::system() } else { Clock::tokio() };
         let store = in_task(open(backend, clock, needed, timing.attempt)).await?;
@@ -85,7 +85,7 @@ fn describe(core: &Core, owner: Option<Owner>) {
 /// Starts the thread for leases that outlive their loss, if there is an action.
 fn watch_overruns(core: &Core, action: Option<Overrun>) -> Result<()> {
     let Some(action) = action else { return Ok(()) };
-    core.overruns.start(core.clock(), core.on_caller)?;
+    core.overruns.start(&action, core.clock(), core.on_caller)?;
     core.overruns.set_default(action);
     Ok(())
 }

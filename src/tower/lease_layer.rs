@@ -7,6 +7,7 @@
 //! 3. **The lease outlives the work**: what runs under it is dropped before it.
 
 use super::lease_body::LeaseBody;
+use crate::engine::Overrun;
 use crate::error::{Error, ErrorKind, Loss, Result as LeaseResult};
 use crate::locks::lease::{Lease, Reporter};
 use crate::manager::LeaseManager;
@@ -125,7 +126,8 @@ impl<K, B> LeaseLayer<K, B> {
     /// Keeps the lease until the body of the response has ended, has failed or is dropped.
     ///
     /// Use it for responses that are made while they are sent. When the lease is lost meanwhile, the body is dropped
-    /// and fails: the client sees a response that is cut short. The layer does not wait for the release.
+    /// and fails when it is next polled: the client sees a response that is cut short. The layer does not wait for the release.
+    /// A client that does not read keeps the body, so these leases have no [`on_overrun`](crate::Builder::on_overrun).
     pub fn until_body_ends(mut self) -> Self {
         self.until_body_ends = true;
         self
@@ -164,6 +166,10 @@ impl<K, B> LeaseLayer<K, B> {
     /// Acquires the lease of a request.
     async fn acquire(&self, name: &str) -> LeaseResult<Option<Lease>> {
         let mut lock = self.leases.lock(name);
+        if self.until_body_ends {
+            // A client that reads slowly keeps a lost lease alive, and must not end the process.
+            lock = lock.on_overrun(Overrun::Ignore);
+        }
         match self.wait {
             Some(limit) => lock.lock_timeout(limit).await,
             None => lock.try_lock().await,

@@ -24,6 +24,11 @@ fn is_aborted(status: ExitStatus) -> bool {
     status.signal() == Some(Signal::ABORT.as_raw())
 }
 
+/// By the watchdog, where nothing else has ended it.
+fn is_killed(status: ExitStatus) -> bool {
+    status.signal() == Some(Signal::KILL.as_raw())
+}
+
 /// Starts a process that holds `job` by way of the proxy, and whose workers all hang while a thread writes without a pause.
 async fn hanging(mut holder: Holder, server: &Server, proxy: &Proxy, action: &str) -> Holder {
     holder.send(&format!("overrun {action}"));
@@ -62,7 +67,7 @@ async fn process_whose_work_hangs_ends_before_the_next_holder_writes() {
     }
 }
 
-/// The line to the standard error is tried and not waited for, and neither are the handlers of the exit.
+/// The line to the standard error is tried and not waited for, and neither are the handlers of the exit and of SIGABRT.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_ends_although_its_last_line_or_exit_is_stuck() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -74,13 +79,14 @@ async fn process_ends_although_its_last_line_or_exit_is_stuck() {
     let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
     assert!(made.success());
     let unread = format!("exec \"$@\" 2<>{}", pipe.display());
-    let starts: [(&[&str], &str); 2] =
-        [(&["env", &preload], "75"), (&["sh", "-c", &unread, "sh"], "abort")];
+    let clogged = ["sh", "-c", &unread, "sh"];
+    let starts: [(&[&str], &str); 3] =
+        [(&["env", &preload], "75"), (&["env", &preload], "abort"), (&clogged, "abort")];
     for (program, action) in starts {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
         let mut holder = Holder::start_by(program);
-        if action == "abort" {
+        if program == clogged {
             holder.send("clog");
         }
         let mut holder = hanging(holder, &server, &proxy, action).await;
@@ -91,9 +97,25 @@ async fn process_ends_although_its_last_line_or_exit_is_stuck() {
         let fence = lease.fence().expect("fencing is on").to_string();
         server.command(&["RPUSH", "written", &fence]);
         let status = holder.ended().await;
-        assert!(is_aborted(status), "{program:?}: {status}");
+        assert!(is_killed(status), "{program:?}, {action}: {status}");
         assert_eq!(server.command(&["LINDEX", "written", "-1"]).text(), fence, "{program:?}");
     }
+}
+
+/// Between the token and the action: the store still keeps the name, so there is time for the exit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_that_was_stopped_after_its_loss_exits_as_it_wakes() {
+    let server = Server::start();
+    let mut holder = Holder::start();
+    holder.send("overrun 75");
+    holder.hold(&server.url(), T, "job").await;
+    server.command(&["DEL", "job"]);
+    holder.event(&["fired", "job"]).await;
+    holder.stop();
+    tokio::time::sleep(GRACE * 3).await;
+    holder.signal(Signal::CONT);
+    let status = holder.ended().await;
+    assert_eq!(status.code(), Some(75), "{status}");
 }
 
 /// It could not act while it was stopped, and nothing could keep what it had sent from arriving. It ends at once.

@@ -113,6 +113,88 @@ async fn nothing_happens_after_a_clean_end() {
     reports.none_but_the_next(&leases, &server).await;
 }
 
+/// What a hook owns may do anything when it is dropped, and the engine has the last reference to most holds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hook_is_dropped_on_the_thread_that_calls_it() {
+    struct Reports(std::sync::mpsc::Sender<String>);
+    impl Drop for Reports {
+        fn drop(&mut self) {
+            let thread = std::thread::current();
+            let _ = self.0.send(thread.name().unwrap_or_default().to_owned());
+            std::thread::sleep(T);
+            panic!("a drop");
+        }
+    }
+    let server = Server::start();
+    let leases = builder().connect(server.url()).await.unwrap();
+    let (dropped, threads) = std::sync::mpsc::channel();
+    let hook = || {
+        let owned = Reports(dropped.clone());
+        Overrun::hook(move |_| drop(owned.0.clone()))
+    };
+    let kept = lock(&leases, "kept").await;
+    // Released by the engine; lost and dropped in time; called.
+    drop(leases.lock("a").on_overrun(hook()).lock().await.unwrap());
+    let dropped_in_time = leases.lock("b").on_overrun(hook()).lock().await.unwrap();
+    let overran = leases.lock("c").on_overrun(hook()).lock().await.unwrap();
+    server.command(&["DEL", "b", "c"]);
+    dropped_in_time.lost().await;
+    drop(dropped_in_time);
+    overran.lost().await;
+    tokio::time::sleep(GRACE * 2).await;
+    drop(overran);
+    let threads = tokio::task::spawn_blocking(move || {
+        (0..3).map(|_| threads.recv_timeout(LONG).unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(threads.await.unwrap(), ["leasehold-stop"; 3]);
+    kept.check().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_term_of_a_candidate_counts() {
+    let server = Server::start();
+    let reports = Reports::default();
+    let leases = builder().on_overrun(reports.hook()).connect(server.url()).await.unwrap();
+    let mut candidate = leases.election("leader").candidate("me");
+    let mut kept = Vec::new();
+    for term in 1..=3 {
+        kept.push(candidate.campaign().await.unwrap());
+        server.command(&["DEL", "leader"]);
+        eventually(LONG, || reports.all().len() == term).await;
+    }
+}
+
+/// A service that closes its manager because a lease is lost must not disarm the action.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_waits_for_an_action_that_is_to_come() {
+    let server = Server::start();
+    let reports = Reports::default();
+    let leases = builder().on_overrun(reports.hook()).connect(server.url()).await.unwrap();
+    let lost = lock(&leases, "lost").await;
+    let stopped = lock(&leases, "stopped").await;
+    server.command(&["DEL", "lost", "stopped"]);
+    lost.lost().await;
+    stopped.lost().await;
+    drop(stopped);
+    assert!(reports.names().is_empty());
+    leases.close().await.unwrap();
+    assert_eq!(reports.names(), ["lost"]);
+    drop(lost);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handle_can_leave_out_the_action_of_its_manager() {
+    let server = Server::start();
+    let reports = Reports::default();
+    let leases = builder().on_overrun(reports.hook()).connect(server.url()).await.unwrap();
+    let ignored = leases.lock("ignored").on_overrun(Overrun::Ignore).lock().await.unwrap();
+    server.command(&["DEL", "ignored"]);
+    ignored.lost().await;
+    reports.none_but_the_next(&leases, &server).await;
+    let memory = LeaseManager::in_memory();
+    memory.lock("job").on_overrun(Overrun::Ignore).lock().await.unwrap().unlock().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn close_is_no_overrun() {
     let server = Server::start();

@@ -47,6 +47,12 @@ pub(crate) async fn close(core: &Arc<Core>) -> Closed {
         () = core.life.until_no_call() => {}
         () = core.clock().sleep_until(until) => {}
     }
+    // What takes the actions ends then.
+    tokio::select! {
+        biased;
+        () = core.overruns.settled(core.clock()) => {}
+        () = core.clock().sleep_until(until) => {}
+    }
     core.life.enter(Stage::Ending);
     let ended = pin!(async {
         core.life.until(Stage::Ended).await;

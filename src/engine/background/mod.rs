@@ -269,6 +269,7 @@ async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut task
     for hold in core.queue.holds() {
         hold.give_up(core, &error);
     }
+    core.overruns.end();
     core.events.end();
     core.life.enter(Stage::Ended);
 }

@@ -13,8 +13,10 @@ const LONGEST_LINE: Duration = Duration::from_millis(20);
 pub(in crate::engine) struct OverrunTimes {
     /// The time at which the thread of the action is asked to act.
     pub(in crate::engine) act: Instant,
-    /// The time at which the watchdog ends the process itself, if the thread has not.
-    pub(in crate::engine) force: Instant,
+    /// The time at which the watchdog ends the process itself, if the thread has not; see [`force_after`](Self::force_after).
+    force: Instant,
+    /// For how long the action may take until then, at least: it may itself come late.
+    line: Duration,
 }
 
 impl OverrunTimes {
@@ -43,8 +45,12 @@ impl OverrunTimes {
             }
         };
         let line = grace.mul_f64(0.15).min(LONGEST_LINE);
-        let act = act.max(now);
-        Some(Self { act, force: force.max(act + line) })
+        Some(Self { act: act.max(now), force, line })
+    }
+
+    /// Returns when the watchdog ends the process itself, after it has asked the thread at `now`.
+    pub(in crate::engine) fn force_after(&self, now: Instant) -> Instant {
+        self.force.max(now + self.line)
     }
 }
 
@@ -59,7 +65,8 @@ mod tests {
     /// T = 10 s: the grace is 1 s. The hold was confirmed at 0, so C is 8 898 ms and D is 9 898 ms.
     fn times(loss: Loss, now: u64) -> Option<(Instant, Instant)> {
         let timing = Timing::new(Duration::from_secs(10)).unwrap();
-        OverrunTimes::of(&timing, loss, at(now), at(0)).map(|times| (times.act, times.force))
+        OverrunTimes::of(&timing, loss, at(now), at(0))
+            .map(|times| (times.act, times.force_after(times.act)))
     }
 
     #[test]
@@ -85,6 +92,16 @@ mod tests {
         for now in [9_700, 9_898, 60_000] {
             assert_eq!(times(Loss::Expired, now), Some((at(now), at(now + 20).max(at(9_848)))));
         }
+    }
+
+    /// The process was stopped between the loss and the action.
+    #[test]
+    fn action_that_comes_late_has_the_time_for_its_line() {
+        let timing = Timing::new(Duration::from_secs(10)).unwrap();
+        let times = OverrunTimes::of(&timing, Loss::MaxHold, at(2_000), at(0)).unwrap();
+        assert_eq!(times.force_after(at(2_800)), at(2_950));
+        assert_eq!(times.force_after(at(2_940)), at(2_960));
+        assert_eq!(times.force_after(at(5_000)), at(5_020));
     }
 
     #[test]

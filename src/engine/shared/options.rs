@@ -338,8 +338,8 @@ impl Options {
         if let Some(label) = self.label() {
             check_word("label", label)?;
         }
-        if self.on_overrun().is_some() {
-            core.overruns.start(core.clock(), core.on_caller)?;
+        if let Some(action) = self.on_overrun() {
+            core.overruns.start(action, core.clock(), core.on_caller)?;
         }
         if !min_hold.is_zero() && !can.keeps {
             let message = "this store cannot keep a name closed after its release, so it has no min_hold; hold the lease for that time, or use Redis, a quorum of it, or memory";

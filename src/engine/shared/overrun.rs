@@ -6,6 +6,7 @@
 //! 2. **Once for each hold**, and once for the names of one set: its holds share the pulse of a call, and a call gets no new
 //!    holds while a lease of the last ones is alive.
 //! 3. **Only what is alive.** Each step asks [`Hold::is_in_hands`] just before it acts.
+//! 4. **One thread runs code of users**: it calls the hooks and drops them. No other thread of the engine does.
 
 use super::hold::{Hold, HoldNo};
 use crate::clock::{Clock, Instant};
@@ -15,12 +16,13 @@ use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::HolderId;
 use crate::util::sync::Mutex;
 use crate::util::trace;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -46,6 +48,8 @@ pub enum Overrun {
     /// Writes a line to the standard error, and ends the process with this code, as [`std::process::exit`] does. If the line
     /// cannot be written, or a handler of the exit does not return in time, the process is aborted.
     Exit(i32),
+    /// Does nothing, as without an action: for a handle whose manager has one.
+    Ignore,
     /// Calls a function, which [`hook`](Overrun::hook) makes of a closure.
     Hook(OverrunHook),
 }
@@ -53,14 +57,17 @@ pub enum Overrun {
 impl Overrun {
     /// Returns an overrun that calls `hook`.
     ///
-    /// A thread of the manager calls it, one hold after the other. While it runs, the hooks of further holds wait. It may
-    /// block; nothing else of leasehold waits for it, and its panic does no harm. Nothing follows from its return: it ends
-    /// the work by itself, or the process. A hook that owns a clone of the manager keeps that manager running until it is
-    /// closed.
+    /// A thread of the manager calls it, one hold after the other, and drops it in the end. While it runs, the hooks of further
+    /// holds wait. It may block; nothing else of leasehold waits for it, and its panic does no harm. It is not in the context of
+    /// a tokio runtime: take a [`Handle`](tokio::runtime::Handle) along to spawn tasks. Nothing follows from its return: it
+    /// ends the work by itself, or the process, within the last fifth of the [grace](crate::Builder::grace). It can still
+    /// begin while the last lease is being dropped. A hook that owns a clone of the manager keeps that manager running until it
+    /// is closed.
     ///
     /// Use it to kill a child process, to close a connection, or to end the process in a way of your own.
     pub fn hook(hook: impl Fn(&OverrunReport) + Send + Sync + 'static) -> Self {
-        Self::Hook(OverrunHook(Arc::new(hook)))
+        let hook: Box<dyn Fn(&OverrunReport) + Send + Sync> = Box::new(hook);
+        Self::Hook(OverrunHook(Arc::new(HookCell { hook: Some(hook), thread: OnceLock::new() })))
     }
 
     /// Returns whether it ends the process.
@@ -71,11 +78,35 @@ impl Overrun {
 
 /// The function of [`Overrun::hook`].
 #[derive(Clone)]
-pub struct OverrunHook(Arc<dyn Fn(&OverrunReport) + Send + Sync>);
+pub struct OverrunHook(Arc<HookCell>);
+
+impl OverrunHook {
+    fn call(&self, report: &OverrunReport) {
+        if let Some(hook) = &self.0.hook {
+            quietly(|| hook(report));
+        }
+    }
+}
 
 impl fmt::Debug for OverrunHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("OverrunHook")
+    }
+}
+
+/// A hook that its thread drops: holds have it, and the engine drops the last reference to many of them.
+struct HookCell {
+    hook: Option<Box<dyn Fn(&OverrunReport) + Send + Sync>>,
+    /// Set once a manager has it.
+    thread: OnceLock<mpsc::Sender<Message>>,
+}
+
+impl Drop for HookCell {
+    fn drop(&mut self) {
+        if let (Some(hook), Some(thread)) = (self.hook.take(), self.thread.get()) {
+            // Fails only if the thread has panicked: it ends after its last sender.
+            let _ = thread.send(Message::Drop(hook));
+        }
     }
 }
 
@@ -134,66 +165,79 @@ struct LostHold {
     action: Overrun,
     loss: Loss,
     lost_at: Instant,
+    /// Whether the process is being ended, whatever becomes of the lease.
+    ends: AtomicBool,
 }
 
 /// The next step for a lost hold.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// Asks the thread to act.
-    Ask { force: Instant },
+    Ask(OverrunTimes),
     /// Ends the process: the thread has not.
     Force,
+}
+
+/// What the thread is asked.
+enum Message {
+    /// To act for the holds in [`Lists::asked`].
+    Act,
+    /// To drop a hook, which may run code of a user.
+    Drop(Box<dyn Fn(&OverrunReport) + Send + Sync>),
 }
 
 /// The losses of a manager that have an action, and the thread that acts.
 #[derive(Default)]
 pub(crate) struct Overruns {
-    /// The action of handles that have none of their own.
-    default: OnceLock<Overrun>,
-    /// Where the thread is asked, once it is there.
-    thread: OnceLock<mpsc::Sender<Arc<LostHold>>>,
-    lists: Mutex<Lists>,
+    lists: Arc<Mutex<Lists>>,
     /// Notifies the watchdog of a new entry.
     added: Notify,
 }
 
 #[derive(Default)]
 struct Lists {
+    /// The action of handles that have none of their own.
+    default: Option<Overrun>,
+    /// The way to the thread, while it is there. It ends with the last sender: each hook has one, too.
+    thread: Option<mpsc::Sender<Message>>,
     due: BTreeMap<(Instant, HoldNo), (Arc<LostHold>, Step)>,
+    /// Those for which the thread is asked to act.
+    asked: VecDeque<Arc<LostHold>>,
+    /// The length of that list at which those are taken out that no caller has a lease of any more.
+    longest: usize,
     /// The sets whose action was taken, each by its first hold, while a lease of that is alive.
     sets: Vec<Arc<LostHold>>,
 }
 
 impl Overruns {
-    /// Sets the action of handles that have none of their own. Call it once, before the engine runs, and
-    /// [`start`](Self::start) first.
+    /// Sets the action of handles that have none of their own. [`start`](Self::start) it first.
     pub(crate) fn set_default(&self, action: Overrun) {
-        let _ = self.default.set(action);
+        self.lists.lock().default = Some(action);
     }
 
-    /// Refuses an engine without threads of its own: `on_caller`.
-    pub(crate) fn check(on_caller: bool) -> Result<()> {
-        let message = "on_overrun needs a watchdog with a thread of its own; leave out dedicated_thread(false), or in memory set dedicated_thread(true)";
-        if on_caller { Err(Error::new(ErrorKind::Unsupported, message)) } else { Ok(()) }
-    }
-
-    /// Starts the thread that acts, unless it is there.
-    pub(crate) fn start(&self, clock: &Clock, on_caller: bool) -> Result<()> {
-        Self::check(on_caller)?;
-        if self.thread.get().is_some() {
+    /// Refuses an action where the engine has no threads of its own: `on_caller`.
+    pub(crate) fn check(action: &Overrun, on_caller: bool) -> Result<()> {
+        if !on_caller || matches!(action, Overrun::Ignore) {
             return Ok(());
         }
-        let (asks, asked) = mpsc::channel::<Arc<LostHold>>();
-        let clock = clock.clone();
-        let thread = thread::Builder::new().name("leasehold-overrun".into());
-        let thread = thread.spawn(move || asked.iter().for_each(|lost| lost.act(&clock)));
-        thread.map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "failed to start the thread of on_overrun")
-                .with_fate(Fate::NotExecuted)
-                .with_source(error)
-        })?;
-        // Another call may have been first; the thread of this one ends then.
-        let _ = self.thread.set(asks);
+        let message = "on_overrun needs a watchdog with a thread of its own; leave out dedicated_thread(false), or in memory set dedicated_thread(true)";
+        Err(Error::new(ErrorKind::Unsupported, message))
+    }
+
+    /// Starts the thread that acts, unless it is there, and lets it drop the hook of this action.
+    pub(crate) fn start(&self, action: &Overrun, clock: &Clock, on_caller: bool) -> Result<()> {
+        Self::check(action, on_caller)?;
+        if matches!(action, Overrun::Ignore) {
+            return Ok(());
+        }
+        let mut lists = self.lists.lock();
+        let thread = match &lists.thread {
+            Some(thread) => thread,
+            None => lists.thread.insert(spawn(Arc::downgrade(&self.lists), clock.clone())?),
+        };
+        if let Overrun::Hook(hook) = action {
+            hook.0.thread.get_or_init(|| thread.clone());
+        }
         Ok(())
     }
 
@@ -205,14 +249,16 @@ impl Overruns {
         loss: Loss,
         now: Instant,
     ) {
-        let Some(action) = hold.options.on_overrun().or(self.default.get()) else { return };
-        if !hold.is_in_hands() {
+        let own = hold.options.on_overrun().cloned();
+        let Some(action) = own.or_else(|| self.lists.lock().default.clone()) else { return };
+        if matches!(action, Overrun::Ignore) || !hold.is_in_hands() {
             return;
         }
         let Some(times) = OverrunTimes::of(timing, loss, now, hold.confirmed()) else { return };
-        let lost = LostHold { hold: Arc::clone(hold), action: action.clone(), loss, lost_at: now };
-        let step = Step::Ask { force: times.force };
-        self.lists.lock().due.insert((times.act, hold.number), (Arc::new(lost), step));
+        let hold = Arc::clone(hold);
+        let key = (times.act, hold.number);
+        let lost = LostHold { hold, action, loss, lost_at: now, ends: AtomicBool::new(false) };
+        self.lists.lock().due.insert(key, (Arc::new(lost), Step::Ask(times)));
         self.added.notify_one();
     }
 
@@ -232,40 +278,79 @@ impl Overruns {
         }
     }
 
-    /// Takes the actions that are due. Does not block: the process ends without a line, if need be.
+    /// Waits until each action that is to come was taken, or its lease is gone: `close` ends what takes them.
+    pub(in crate::engine) async fn settled(&self, clock: &Clock) {
+        let last = || {
+            let lists = self.lists.lock();
+            let mut due = lists.due.iter().rev();
+            due.find(|(_, (lost, _))| lost.hold.is_in_hands()).map(|((at, _), _)| *at)
+        };
+        while let Some(at) = last() {
+            // The lease may be dropped meanwhile.
+            clock.sleep_until(at.min(clock.now() + LOOK)).await;
+        }
+    }
+
+    /// Ends the thread, once it has dropped the hooks. No action is taken any more.
+    pub(in crate::engine) fn end(&self) {
+        let ended = std::mem::take(&mut *self.lists.lock());
+        // Not under the lock, because each hook goes to the thread.
+        drop(ended);
+    }
+
+    /// Takes the actions that are due. Does not block, and runs no code of a user: the process ends without a line, if need be.
     pub(in crate::engine) fn act(&self, now: Instant) {
         let mut lists = self.lists.lock();
         while let Some(first) = lists.due.first_entry()
             && first.key().0 <= now
         {
             let ((_, number), (lost, step)) = first.remove_entry();
-            if !lost.hold.is_in_hands() {
-                continue;
-            }
             match step {
-                Step::Force => process::abort(),
-                Step::Ask { force } if lists.is_first_of_set(&lost) => {
+                Step::Force if lost.hold.is_in_hands() || lost.ends.load(Ordering::Acquire) => {
+                    kill();
+                }
+                Step::Ask(times) if lost.hold.is_in_hands() && lists.is_first_of_set(&lost) => {
                     lost.trace();
                     if lost.action.ends_process() {
-                        lists.due.insert((force, number), (Arc::clone(&lost), Step::Force));
+                        let step = (Arc::clone(&lost), Step::Force);
+                        lists.due.insert((times.force_after(now), number), step);
                     }
-                    // Fails only if the thread has panicked.
-                    let _ = self.thread.get().map(|thread| thread.send(lost));
+                    lists.ask(lost);
                 }
-                Step::Ask { .. } => {}
+                Step::Ask(_) | Step::Force => {}
             }
         }
     }
 }
 
+/// The longest time between two looks at a lease whose action is to come.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The shortest list that is looked through for holds that need no action any more.
+const SHORT_LIST: usize = 64;
+
 impl Lists {
-    /// Returns whether no action was taken yet for the set of this hold, and counts it as taken. The holds of a set share the
-    /// pulse of its calls.
+    /// Asks the thread to act for a hold.
+    fn ask(&mut self, lost: Arc<LostHold>) {
+        if self.asked.len() >= self.longest.max(SHORT_LIST) {
+            // A hook that does not return holds up the rest.
+            self.asked.retain(|lost| lost.hold.is_in_hands());
+            self.longest = self.asked.len() * 2;
+        }
+        self.asked.push_back(lost);
+        // Fails only if the thread has ended.
+        let _ = self.thread.as_ref().map(|thread| thread.send(Message::Act));
+    }
+
+    /// Returns whether no action was taken yet for the set of this hold, and counts it as taken. The holds of a set have
+    /// different names and share the pulse of its calls. The terms of a candidate share one, too, and have one name.
     fn is_first_of_set(&mut self, lost: &Arc<LostHold>) -> bool {
         let Some(pulse) = lost.hold.options.pulse() else { return true };
         self.sets.retain(|taken| taken.hold.is_in_hands());
         let is_same = |taken: &Arc<LostHold>| {
-            taken.hold.options.pulse().is_some_and(|other| Arc::ptr_eq(pulse, other))
+            let other = taken.hold.options.pulse();
+            other.is_some_and(|other| Arc::ptr_eq(pulse, other))
+                && taken.hold.name != lost.hold.name
         };
         let is_first = !self.sets.iter().any(is_same);
         if is_first {
@@ -275,6 +360,48 @@ impl Lists {
     }
 }
 
+/// Starts the thread of the actions.
+fn spawn(lists: Weak<Mutex<Lists>>, clock: Clock) -> Result<mpsc::Sender<Message>> {
+    let (messages, asked) = mpsc::channel();
+    let serve = move || {
+        for message in asked {
+            match message {
+                Message::Drop(hook) => quietly(|| drop(hook)),
+                Message::Act => {
+                    let next = lists.upgrade().and_then(|lists| lists.lock().asked.pop_front());
+                    if let Some(lost) = next {
+                        lost.act(&clock);
+                    }
+                }
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("leasehold-stop".into()).spawn(serve);
+    thread.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "failed to start the thread of on_overrun")
+            .with_fate(Fate::NotExecuted)
+            .with_source(error)
+    })?;
+    Ok(messages)
+}
+
+/// Runs code of a user, whose panic does no harm.
+fn quietly(call: impl FnOnce()) {
+    // The panic hook has reported it.
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
+        // Its drop is code of the user, too.
+        std::mem::forget(payload);
+    }
+}
+
+/// Ends the process at once, also where a handler of SIGABRT does not return.
+fn kill() -> ! {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    // Elsewhere, and for the first process of a container, which its own SIGKILL does not reach.
+    process::abort()
+}
+
 impl LostHold {
     /// Acts, on the thread of the actions, if a lease is still alive.
     fn act(&self, clock: &Clock) {
@@ -282,11 +409,8 @@ impl LostHold {
             return;
         }
         match &self.action {
-            Overrun::Hook(hook) => {
-                let report = self.report(clock.now());
-                // The panic hook has reported it.
-                let _ = catch_unwind(AssertUnwindSafe(|| (hook.0)(&report)));
-            }
+            Overrun::Ignore => {}
+            Overrun::Hook(hook) => hook.call(&self.report(clock.now())),
             Overrun::Abort => self.end("aborts", || process::abort()),
             Overrun::Exit(code) => self.end("exits", || process::exit(*code)),
         }
@@ -299,12 +423,13 @@ impl LostHold {
         let fence =
             fence.map(|fence| format!(" with the fencing token {fence}")).unwrap_or_default();
         let line = format!(
-            "leasehold: this process {verb}: the lease on {:?}{fence} is lost ({loss}), and its work goes on\n",
+            "leasehold: the lease on {:?}{fence} is lost ({loss}), and its work goes on; this process {verb} unless it stops now\n",
             name.as_str()
         );
         // A line that cannot be written changes nothing.
         let _ = io::stderr().write_all(line.as_bytes());
         if self.hold.is_in_hands() {
+            self.ends.store(true, Ordering::Release);
             end();
         }
     }

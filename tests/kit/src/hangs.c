@@ -1,7 +1,16 @@
-/* A library whose exit handler never returns. To be loaded by LD_PRELOAD. */
+/* A library whose handlers of the exit and of SIGABRT never return. To be loaded by LD_PRELOAD. */
+#include <signal.h>
 #include <unistd.h>
 
-__attribute__((destructor)) static void hang(void) {
+static void hang(int signal) {
     for (;;)
         pause();
+}
+
+__attribute__((constructor)) static void begin(void) {
+    signal(SIGABRT, hang);
+}
+
+__attribute__((destructor)) static void end(void) {
+    hang(0);
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 /// A library that makes a process fork when a signal tells it to.
 pub const FORKS: &[u8] = include_bytes!("forks.c");
 
-/// A library that keeps a process from ending by `exit`.
+/// A library that keeps a process from ending by `exit` and by `abort`.
 pub const HANGS: &[u8] = include_bytes!("hangs.c");
 
 /// Compiles C into a shared library.

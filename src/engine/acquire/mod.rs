@@ -30,6 +30,7 @@ use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::{Acquire, Acquired, Arrival, HolderId, Line, Mode, Name, Target};
+use crate::util::bound::within;
 use crate::util::trace::{self, QuietSpan};
 use attempt::Attempt;
 use set::SetCall;
@@ -505,10 +506,11 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         loop {
             let left = until.saturating_duration_since(now);
-            match timeout(left.min(core.timing.attempt * 2), request.as_mut()).await {
-                Ok(answer) => return Some(answer),
-                Err(_) => now = core.now(),
+            let limit = left.min(core.timing.attempt * 2);
+            if let Some(answer) = within(limit, request.as_mut()).await {
+                return Some(answer);
             }
+            now = core.now();
             if now >= until {
                 return None;
             }

@@ -164,7 +164,7 @@ pub(in crate::engine) fn offer(core: &Arc<Core>, grant: Grant) {
     let state = granted.hand_off(now + core.timing.attempt);
     let number = slot.as_ref().map(HolderSlot::number);
     let hold = Hold::new(target, options, HoldId { holder, fence }, now, state, slot);
-    hold.install(core, now, sent, number);
+    hold.install(core, sent, number);
     leave_in_background(core, &hold, Share::FIRST);
 }
 

@@ -116,16 +116,16 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
 /// Refuses braces from which Redis Cluster would derive different slots for one lock's keys.
 fn check_braces(what: &str, name: &str) -> Result<()> {
     let mut open = 0usize;
-    let mut previous = ' ';
-    for c in name.chars() {
-        match c {
-            '{' => open += 1,
-            '}' if open == 0 => return Err(braces(what, name, "a '}' without its '{'")),
-            '}' if previous == '{' => return Err(braces(what, name, "an empty '{}'")),
-            '}' => open -= 1,
+    let mut previous = b' ';
+    for byte in name.bytes() {
+        match byte {
+            b'{' => open += 1,
+            b'}' if open == 0 => return Err(braces(what, name, "a '}' without its '{'")),
+            b'}' if previous == b'{' => return Err(braces(what, name, "an empty '{}'")),
+            b'}' => open -= 1,
             _ => {}
         }
-        previous = c;
+        previous = byte;
     }
     if open > 0 {
         return Err(braces(what, name, "a '{' without its '}'"));

@@ -78,7 +78,8 @@ pub struct Clock(Source);
 #[derive(Clone, Debug)]
 enum Source {
     System,
-    Tokio(tokio::time::Instant),
+    /// With its origin.
+    Tokio(std::time::Instant),
 }
 
 impl Clock {
@@ -91,7 +92,7 @@ impl Clock {
     /// Creates a clock on tokio's time, which a test can pause and advance. It starts at zero.
     #[must_use]
     pub fn tokio() -> Self {
-        Self(Source::Tokio(tokio::time::Instant::now()))
+        Self(Source::Tokio(tokio::time::Instant::now().into_std()))
     }
 
     pub(crate) fn is_tokio(&self) -> bool {
@@ -104,9 +105,9 @@ impl Clock {
             Source::System => system::now(),
             Source::Tokio(origin) => {
                 let now = if has_tokio() {
-                    tokio::time::Instant::now()
+                    tokio::time::Instant::now().into_std()
                 } else {
-                    std::time::Instant::now().into()
+                    std::time::Instant::now()
                 };
                 Instant::ZERO + now.saturating_duration_since(*origin)
             }
@@ -171,7 +172,9 @@ impl Sleeper {
     pub(crate) async fn until(&mut self, at: Instant) {
         match &self.clock.0 {
             Source::System => self.timer.sleep_until(at).await,
-            Source::Tokio(origin) => tokio::time::sleep_until(*origin + at.since_origin()).await,
+            Source::Tokio(origin) => {
+                tokio::time::sleep_until((*origin + at.since_origin()).into()).await;
+            }
         }
     }
 }

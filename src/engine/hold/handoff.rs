@@ -111,6 +111,10 @@ fn prepare<'a>(
     now: Instant,
 ) -> Result<(Handoff, bool), MutexGuard<'a, Inner>> {
     let mut inner = hold.lock();
+    // Most names have none.
+    if !core.queue.is_contended(&hold.name) {
+        return Err(inner);
+    }
     let Settings { handoff_bound, fencing, .. } = core.settings;
     let reserved = fencing.filter(|_| hold.fence.is_some()).map(|fencing| fencing.block);
     if !inner.state.may_hand_off(&core.timing, now, handoff_bound)

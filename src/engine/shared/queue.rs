@@ -527,6 +527,11 @@ impl Queue {
         Seated { number, mode: hold.mode, hold: Arc::clone(hold), joined_until }
     }
 
+    /// Returns whether a hold of a name may have a waiter to which it is handed off.
+    pub(in crate::engine) fn is_contended(&self, name: &Name) -> bool {
+        self.look(name, State::is_contended) == Some(true)
+    }
+
     /// Installs the hold of `next` in the slot of the hold before, and offers it to the first waiter that is polled, if there
     /// is one that it may be handed off to. Its effects must be performed.
     pub(in crate::engine) fn hand_off(

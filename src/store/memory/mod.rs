@@ -321,7 +321,7 @@ impl State {
 }
 
 fn micros(now: Instant) -> u64 {
-    whole_micros(now.saturating_duration_since(Instant::ZERO))
+    now.to_nanos() / 1000
 }
 
 fn whole_micros(duration: Duration) -> u64 {

@@ -10,10 +10,7 @@ use tokio::time::sleep;
 /// Waits for `work` for at most `limit`. Returns `None` if the limit has passed.
 ///
 /// Work that is ready at its first poll costs no timer. Work that uses up the budget of its task is bounded all the same.
-pub(crate) async fn within<F: Future>(
-    limit: Duration,
-    mut work: Pin<&mut F>,
-) -> Option<F::Output> {
+pub(crate) async fn within<F: Future>(limit: Duration, mut work: Pin<&mut F>) -> Option<F::Output> {
     // It begins with its first poll.
     let mut timer = pin!(unconstrained(async { sleep(limit).await }));
     poll_fn(|cx| match work.as_mut().poll(cx) {

@@ -114,7 +114,7 @@ pub(crate) async fn acquire_as<'a>(
     let report = &report.with_refusal(refusal);
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
-    let acquiring = AcquireLoop {
+    let acquire_loop = AcquireLoop {
         core,
         name,
         mode,
@@ -129,7 +129,7 @@ pub(crate) async fn acquire_as<'a>(
         report,
         set,
     };
-    let mut acquiring = pin!(acquiring.run(current));
+    let mut acquiring = pin!(acquire_loop.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
     let result = match limit {
@@ -193,7 +193,7 @@ struct AcquireLoop<'a, 'core> {
 }
 
 impl<'core> AcquireLoop<'_, 'core> {
-    async fn run(self, current: &mut Option<Arc<Hold>>) -> Result<Option<Claim<'core>>> {
+    async fn run(&self, current: &mut Option<Arc<Hold>>) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         core.life.check()?;
         core.ensure_running();

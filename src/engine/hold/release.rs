@@ -152,11 +152,11 @@ pub(in crate::engine) fn yield_to_remote(
 
 impl Drop for Flush<'_> {
     fn drop(&mut self) {
-        let hold = Arc::clone(self.hold);
+        let hold = || Arc::clone(self.hold);
         match self.flight.take() {
-            Some(verdict) => self.core.submit(Job::Finish { hold, verdict }),
+            Some(verdict) => self.core.submit(Job::Finish { hold: hold(), verdict }),
             None if self.over => {}
-            None => self.core.submit(Job::Flush(hold)),
+            None => self.core.submit(Job::Flush(hold())),
         }
     }
 }

@@ -467,12 +467,7 @@ impl Hold {
     }
 
     /// Moves the hold in the schedule to the time at which the watchdog must check it again.
-    fn schedule(
-        self: &Arc<Self>,
-        core: &Core,
-        inner: &mut Inner,
-        group: Option<&mut Group<'_>>,
-    ) {
+    fn schedule(self: &Arc<Self>, core: &Core, inner: &mut Inner, group: Option<&mut Group<'_>>) {
         let mut wake_at = inner.state.wake_at(&core.timing);
         if inner.state.is_releasing() && inner.scheduled < wake_at {
             // The hold is about to leave the schedule; one wakeup for nothing costs less than

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::{Absence, Keep, Mode, Name, Release, Released, StoreFuture};
 use crate::util::bound::within;
-use crate::util::trace;
+use crate::util::{runtime, trace};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -219,6 +219,8 @@ async fn wait(core: &Arc<Core>, hold: &Arc<Hold>, now: Instant, phase: Phase) ->
     core.ensure_running();
     // A request may have to wait for the request before it, so the limit is two attempts.
     let flush = pin!(flush(core, hold, now));
+    // Only now: a panic leaves the flush to the engine.
+    runtime::need();
     let Some(result) = within(core.timing.attempt * 2, pin!(core.attend(flush))).await else {
         return Err(Error::silent());
     };

@@ -23,17 +23,19 @@ impl Instant {
     pub(crate) const ZERO: Instant = Instant { nanos: NonZeroU64::MIN };
     pub(crate) const MAX: Instant = Instant { nanos: NonZeroU64::MAX };
 
-    fn at(time: Duration) -> Self {
-        Self::ZERO + time
+    /// Returns the time that is this many nanoseconds after the clock's origin.
+    pub(crate) fn at_nanos(nanos: u64) -> Self {
+        Self { nanos: Self::ZERO.nanos.saturating_add(nanos) }
+    }
+
+    /// Returns the nanoseconds since the clock's origin.
+    pub(crate) fn to_nanos(self) -> u64 {
+        self.nanos.get() - Self::ZERO.nanos.get()
     }
 
     /// Returns the time since the clock's origin.
     pub(crate) fn since_origin(self) -> Duration {
-        self.to_duration()
-    }
-
-    fn to_duration(self) -> Duration {
-        self.saturating_duration_since(Self::ZERO)
+        Duration::from_nanos(self.to_nanos())
     }
 
     /// Returns the time since `earlier`, or zero when `earlier` is later.
@@ -57,7 +59,7 @@ impl Add<Duration> for Instant {
 
 impl fmt::Debug for Instant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_duration().fmt(f)
+        self.since_origin().fmt(f)
     }
 }
 
@@ -76,7 +78,8 @@ pub struct Clock(Source);
 #[derive(Clone, Debug)]
 enum Source {
     System,
-    Tokio(tokio::time::Instant),
+    /// With its origin.
+    Tokio(std::time::Instant),
 }
 
 impl Clock {
@@ -89,7 +92,7 @@ impl Clock {
     /// Creates a clock on tokio's time, which a test can pause and advance. It starts at zero.
     #[must_use]
     pub fn tokio() -> Self {
-        Self(Source::Tokio(tokio::time::Instant::now()))
+        Self(Source::Tokio(tokio::time::Instant::now().into_std()))
     }
 
     pub(crate) fn is_tokio(&self) -> bool {
@@ -102,11 +105,11 @@ impl Clock {
             Source::System => system::now(),
             Source::Tokio(origin) => {
                 let now = if has_tokio() {
-                    tokio::time::Instant::now()
+                    tokio::time::Instant::now().into_std()
                 } else {
-                    std::time::Instant::now().into()
+                    std::time::Instant::now()
                 };
-                Instant::at(now.saturating_duration_since(*origin))
+                Instant::ZERO + now.saturating_duration_since(*origin)
             }
         }
     }
@@ -169,7 +172,9 @@ impl Sleeper {
     pub(crate) async fn until(&mut self, at: Instant) {
         match &self.clock.0 {
             Source::System => self.timer.sleep_until(at).await,
-            Source::Tokio(origin) => tokio::time::sleep_until(*origin + at.to_duration()).await,
+            Source::Tokio(origin) => {
+                tokio::time::sleep_until((*origin + at.since_origin()).into()).await;
+            }
         }
     }
 }
@@ -189,11 +194,8 @@ mod system {
 
     pub(super) fn now() -> Instant {
         let time = clock_gettime(ClockId::Boottime);
-        // The kernel keeps both parts in range, so the fallbacks are never taken.
-        Instant::at(Duration::new(
-            u64::try_from(time.tv_sec).unwrap_or_default(),
-            u32::try_from(time.tv_nsec).unwrap_or_default(),
-        ))
+        // The kernel keeps both parts in range.
+        Instant::at_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
     }
 
     /// A timer of the kernel, which the first sleep creates.
@@ -218,7 +220,7 @@ mod system {
                 Some(timer) => timer,
                 none => none.insert(create()?),
             };
-            let time = at.to_duration();
+            let time = at.since_origin();
             let value = Timespec {
                 tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
                 // Two zeros would disarm the timer.
@@ -257,7 +259,7 @@ mod system {
     }
 
     pub(super) fn now() -> Instant {
-        Instant::at(origin().elapsed())
+        Instant::ZERO + origin().elapsed()
     }
 
     #[derive(Default)]
@@ -265,7 +267,7 @@ mod system {
 
     impl Timer {
         pub(super) async fn sleep_until(&mut self, at: Instant) {
-            tokio::time::sleep_until((origin() + at.to_duration()).into()).await;
+            tokio::time::sleep_until((origin() + at.since_origin()).into()).await;
         }
     }
 }

@@ -570,7 +570,8 @@ impl Lease {
     ///
     /// # Panics
     ///
-    /// Panics outside a tokio runtime, and in one without timers; the lease is released in the background then.
+    /// Panics outside a tokio runtime, and in one without timers as soon as it waits; the lease is released in the
+    /// background then.
     ///
     /// # Cancel safety
     ///

@@ -123,9 +123,9 @@ impl Lock {
     ///
     /// # Panics
     ///
-    /// Panics outside a tokio runtime, and in one without timers (for Redis, also without I/O). So does a future that has
-    /// waited on a runtime that has ended, when it is polled on another one: its timers have ended with the first. Make the
-    /// call again there.
+    /// Panics outside a tokio runtime, and in one without timers as soon as it waits (for Redis, also without I/O). So does a
+    /// future that has waited on a runtime that has ended, when it is polled on another one: its timers have ended with the
+    /// first. Make the call again there.
     ///
     /// # Cancel safety
     ///

@@ -98,7 +98,7 @@ struct Failing {
 
 impl Failing {
     fn failed(&self, now: Instant) {
-        let now = nanos(now.since_origin()).max(1);
+        let now = now.to_nanos().max(1);
         self.at.store(now, Ordering::Relaxed);
         if read(&self.since) == 0 {
             self.since.store(now, Ordering::Relaxed);
@@ -114,9 +114,8 @@ impl Failing {
     /// Returns how long it has lasted; zero if nothing has failed for as long as `recent`. Otherwise a process to which no
     /// work comes, because it does not count as ready, would never see that the store is back.
     fn lasts(&self, now: Instant, recent: Duration) -> Duration {
-        let passed = |since: &AtomicU64| {
-            now.since_origin().saturating_sub(Duration::from_nanos(read(since)))
-        };
+        let passed =
+            |since: &AtomicU64| now.saturating_duration_since(Instant::at_nanos(read(since)));
         match read(&self.since) {
             0 => Duration::ZERO,
             _ if passed(&self.at) > recent => Duration::ZERO,

@@ -1,6 +1,7 @@
-//! Small helpers without any knowledge of locks: a mutex without poison, traces on a thread of their own, several calls
-//! that begin together.
+//! Small helpers without any knowledge of locks: a mutex without poison, traces on a thread of their own, a bound in time,
+//! several calls that begin together.
 
+pub(crate) mod bound;
 pub(crate) mod join;
 pub(crate) mod panics;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]

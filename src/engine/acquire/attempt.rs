@@ -125,12 +125,12 @@ impl<'a> Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        let sweep = self.sweep.clone();
+        let sweep = &self.sweep;
         match self.flight.take() {
-            Some(verdict) => self.core.submit(Job::Abandon { sweep, verdict }),
-            None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep)),
+            Some(verdict) => self.core.submit(Job::Abandon { sweep: sweep.clone(), verdict }),
+            None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep.clone())),
             None if sweep.placed => {
-                line::leave_later(self.core, sweep.target, sweep.holder);
+                line::leave_later(self.core, sweep.target.clone(), sweep.holder);
             }
             None => {}
         }

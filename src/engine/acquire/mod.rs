@@ -30,6 +30,7 @@ use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::{Acquire, Acquired, Arrival, HolderId, Line, Mode, Name, Target};
+use crate::util::bound::within;
 use crate::util::trace::{self, QuietSpan};
 use attempt::Attempt;
 use set::SetCall;
@@ -115,7 +116,7 @@ pub(crate) async fn acquire_as<'a>(
     let report = &report.with_refusal(refusal);
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
-    let acquiring = AcquireLoop {
+    let acquire_loop = AcquireLoop {
         core,
         name,
         mode,
@@ -130,7 +131,7 @@ pub(crate) async fn acquire_as<'a>(
         report,
         set,
     };
-    let mut acquiring = pin!(acquiring.run(current));
+    let mut acquiring = pin!(acquire_loop.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
     let result = match limit {
@@ -194,7 +195,7 @@ struct AcquireLoop<'a, 'core> {
 }
 
 impl<'core> AcquireLoop<'_, 'core> {
-    async fn run(self, current: &mut Option<Arc<Hold>>) -> Result<Option<Claim<'core>>> {
+    async fn run(&self, current: &mut Option<Arc<Hold>>) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         core.life.check()?;
         core.ensure_running();
@@ -289,7 +290,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             self.fair.then(|| OpenArrival { core, name: self.name, arrived: self.start });
         if self.once {
             return match Turn::at_once(&core.queue, self.name, self.mode, now) {
-                Some(turn) => self.begin(turn).await,
+                Some(turn) => self.begin(turn, now).await,
                 None => Box::pin(self.wait_out_silence()).await,
             };
         }
@@ -360,7 +361,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// Uses the offer that a pulse at `now` found, once.
     async fn admitted(&self, admission: Admission, now: Instant) -> Result<Option<Claim<'core>>> {
         match admission {
-            Admission::Turn(turn) => self.begin(turn).await,
+            Admission::Turn(turn) => self.begin(turn, now).await,
             Admission::Join(hold) => {
                 let share = readers::join(self.core, &hold, self.report);
                 Ok(share.map(|share| Claim::new(self.core, hold, share)))
@@ -369,22 +370,21 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Asks the store for the name, and begins a hold with its grant.
-    async fn begin(&self, turn: Turn) -> Result<Option<Claim<'core>>> {
+    /// Asks the store for the name in a turn that began at `now`.
+    async fn begin(&self, turn: Turn, now: Instant) -> Result<Option<Claim<'core>>> {
         if mode::can_seek(self.mode) && !self.once {
-            return Box::pin(self.seek(turn)).await;
+            return Box::pin(self.seek(turn, now)).await;
         }
-        let asking = pin!(self.ask_store(turn));
-        let grant = self.core.life.unless_closed(asking).await?;
-        Ok(grant.map(|grant| self.claim(Hold::begin(self.core, grant, self.report))))
+        let asking = pin!(self.ask_store(turn, now));
+        self.core.life.unless_closed(asking).await
     }
 
     /// Asks the store for permits, until it grants them or another call hands a hold off.
-    async fn seek(&self, turn: Turn) -> Result<Option<Claim<'core>>> {
+    async fn seek(&self, turn: Turn, now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         let mut passed = turn.seek(self.options);
         let asked = {
-            let asking = pin!(self.ask_store(turn));
+            let asking = pin!(self.ask_store(turn, now));
             let asking = pin!(core.life.unless_closed(asking));
             tokio::select! {
                 biased;
@@ -395,10 +395,10 @@ impl<'core> AcquireLoop<'_, 'core> {
         };
         match asked {
             // A hold that was handed off as well goes to the next waiter.
-            Ok(Some(grant)) => Ok(Some(self.claim(Hold::begin(core, grant, self.report)))),
+            Ok(Some(claim)) => Ok(Some(claim)),
             other => match passed.try_recv() {
                 Ok(Some(offered)) => Ok(self.accept(offered, core.now())),
-                Ok(None) | Err(_) => other.map(|_| None),
+                Ok(None) | Err(_) => other,
             },
         }
     }
@@ -407,22 +407,22 @@ impl<'core> AcquireLoop<'_, 'core> {
         handoff::accept(self.core, offered, self.report, now).map(|hold| self.claim(hold))
     }
 
-    /// Asks the store until it grants the name. Returns `None` if the name is held and this call
-    /// asks only once, or if the turn was reclaimed because its steps took too long.
-    async fn ask_store(&self, mut turn: Turn) -> Result<Option<Grant>> {
+    /// Asks the store until it grants the name, and begins a hold with the grant. Returns `None` if the name is held and
+    /// this call asks only once, or if the turn was reclaimed because its steps took too long.
+    async fn ask_store(&self, mut turn: Turn, now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
         let mut hints = Hints::NotSubscribed;
         let mut unanswered = Unanswered::default();
-        self.wait_to_ask(&mut turn, &mut hints, attempt.holder()).await;
+        let mut now = self.wait_to_ask(&mut turn, &mut hints, attempt.holder(), now).await;
         loop {
             if let Some(set) = self.set {
                 set.arrive().await;
+                now = core.now();
             }
             core.life.check()?;
             // Silence counts from the first unanswered request, including those of earlier turns,
             // but not during pauses.
-            let now = core.now();
             let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
             let since = unanswered.since(since);
             let until = since.max(self.start) + self.silence_limit();
@@ -439,11 +439,13 @@ impl<'core> AcquireLoop<'_, 'core> {
                     let now = core.now();
                     match self.keep(&turn, sent, now) {
                         Keep::Yes => {
-                            return Ok(Some(Grant {
+                            let grant = Grant {
                                 options: self.options.clone(),
                                 scope: HandoffScope::of(self.fair, sent, oldest),
                                 ..attempt.into_grant(turn, sent, fence, reached, now)
-                            }));
+                            };
+                            let hold = Hold::begin(core, grant, self.report);
+                            return Ok(Some(self.claim(hold)));
                         }
                         Keep::Excluded => {
                             core.queue.answered(self.name);
@@ -492,6 +494,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     return Err(attempt.failed(error));
                 }
             }
+            now = core.now();
         }
     }
 
@@ -507,10 +510,11 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         loop {
             let left = until.saturating_duration_since(now);
-            match timeout(left.min(core.timing.attempt * 2), request.as_mut()).await {
-                Ok(answer) => return Some(answer),
-                Err(_) => now = core.now(),
+            let limit = left.min(core.timing.attempt * 2);
+            if let Some(answer) = within(limit, request.as_mut()).await {
+                return Some(answer);
             }
+            now = core.now();
             if now >= until {
                 return None;
             }
@@ -600,15 +604,25 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Waits before the first request of a turn: as the call before it would, and for waiters elsewhere.
-    async fn wait_to_ask<'a>(&'a self, turn: &mut Turn, hints: &mut Hints<'a>, holder: HolderId) {
+    /// Waits before the first request of a turn that began at `now`: as the call before it would, and for waiters
+    /// elsewhere. Returns the time after that.
+    async fn wait_to_ask<'a>(
+        &'a self,
+        turn: &mut Turn,
+        hints: &mut Hints<'a>,
+        holder: HolderId,
+        mut now: Instant,
+    ) -> Instant {
         if let Some(last) = turn.last_ask.take_if(|_| !self.once) {
             Box::pin(self.wait_as_before(turn, hints, holder, last)).await;
+            now = self.core.now();
         }
         turn.set_fair(self.fair);
         if let Some(time) = turn.not_before() {
             self.let_others_go_first(turn, time).await;
+            now = self.core.now();
         }
+        now
     }
 
     /// Goes on in place of the call that asked before, until the store is to be asked again.

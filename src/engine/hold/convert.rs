@@ -181,7 +181,7 @@ fn change_mode(
     drop(inner);
     event.finish();
     core.schedule.set(hold, scheduled, None);
-    next.start(core, now);
+    next.start(core);
     // Last, because a waker of a user may block: another reader may join the next hold by now.
     core.queue.perform(effects);
     hold.notify();

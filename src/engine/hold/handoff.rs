@@ -112,6 +112,10 @@ fn prepare<'a>(
     now: Instant,
 ) -> Result<(Handoff, bool), MutexGuard<'a, Inner>> {
     let mut inner = hold.lock();
+    // Most names have none.
+    if !core.queue.is_contended(&hold.name) {
+        return Err(inner);
+    }
     let Settings { handoff_bound, fencing, .. } = core.settings;
     let reserved = fencing.filter(|_| hold.fence.is_some()).map(|fencing| fencing.block);
     if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
@@ -165,7 +169,7 @@ pub(in crate::engine) fn offer(core: &Arc<Core>, grant: Grant) {
     let state = granted.hand_off(now + core.timing.attempt);
     let number = slot.as_ref().map(HolderSlot::number);
     let hold = Hold::new(target, options, HoldId { holder, fence }, now, state, slot);
-    hold.install(core, now, sent, number);
+    hold.install(core, sent, number);
     leave_in_background(core, &hold, Share::FIRST);
 }
 

@@ -14,11 +14,11 @@ use crate::engine::shared::{line, report, served};
 use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::{Absence, Keep, Mode, Name, Release, Released, StoreFuture};
-use crate::util::trace;
+use crate::util::bound::within;
+use crate::util::{runtime, trace};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::timeout;
 use tracing::Level;
 
 /// The release in flight, if any.
@@ -152,11 +152,11 @@ pub(in crate::engine) fn yield_to_remote(
 
 impl Drop for Flush<'_> {
     fn drop(&mut self) {
-        let hold = Arc::clone(self.hold);
+        let hold = || Arc::clone(self.hold);
         match self.flight.take() {
-            Some(verdict) => self.core.submit(Job::Finish { hold, verdict }),
+            Some(verdict) => self.core.submit(Job::Finish { hold: hold(), verdict }),
             None if self.over => {}
-            None => self.core.submit(Job::Flush(hold)),
+            None => self.core.submit(Job::Flush(hold())),
         }
     }
 }
@@ -219,15 +219,13 @@ async fn wait(core: &Arc<Core>, hold: &Arc<Hold>, now: Instant, phase: Phase) ->
     core.ensure_running();
     // A request may have to wait for the request before it, so the limit is two attempts.
     let flush = pin!(flush(core, hold, now));
-    let result = match timeout(core.timing.attempt * 2, core.attend(flush)).await {
-        Ok(result) => result,
-        Err(_) => return Err(Error::silent()),
+    // Only now: a panic leaves the flush to the engine.
+    runtime::need();
+    let Some(result) = within(core.timing.attempt * 2, pin!(core.attend(flush))).await else {
+        return Err(Error::silent());
     };
     // The flush of another lease, or of the engine, may have found how it ended.
-    let result = result.and_then(|()| match hold.loss() {
-        Some(loss) => Err(Error::lost(loss)),
-        None => hold.release_error().map_or(Ok(()), Err),
-    });
+    let result = result.and_then(|()| hold.release_result());
     if result.is_err() {
         core.submit(Job::Flush(Arc::clone(hold)));
     }

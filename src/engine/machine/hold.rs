@@ -828,9 +828,10 @@ impl State {
 
     /// Returns the mark that a release at `now` leaves.
     pub(in crate::engine) fn mark(&self, timing: &Timing, now: Instant) -> Option<Keep> {
+        let policy = self.policy.as_ref()?;
         let is_lost = matches!(self.phase, Phase::Lost(_));
         let expires = is_lost.then(|| self.deadline(timing));
-        self.policy().mark(now, expires, timing.ttl)
+        policy.mark(now, expires, timing.ttl)
     }
 }
 

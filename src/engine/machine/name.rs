@@ -200,6 +200,11 @@ impl<H: Clone + PartialEq> NameState<H> {
         self.occupants.open().next().is_some()
     }
 
+    /// Returns whether a hold of it may have a waiter, or a call that asks for permits, to which it is handed off.
+    pub(in crate::engine) fn is_contended(&self) -> bool {
+        self.contention.is_some()
+    }
+
     pub(in crate::engine) fn has_waiters(&self) -> bool {
         self.waiters().is_some_and(|waiters| !waiters.is_empty())
     }
@@ -569,6 +574,9 @@ impl<H: Clone + PartialEq> NameState<H> {
     fn remove_all(&mut self, reject: impl Fn(&Occupant<H>) -> bool, effects: &mut Effects<H>) {
         let rejected = self.occupants.iter().filter(|occupant| reject(occupant));
         let numbers: Vec<_> = rejected.map(|occupant| occupant.number).collect();
+        if numbers.is_empty() {
+            return;
+        }
         let taken = numbers.into_iter().filter_map(|number| self.occupants.take(number));
         let taken: Vec<_> = taken.collect();
         self.forget(&taken, effects);

@@ -140,7 +140,7 @@ impl Timing {
 
     /// Returns whether a grant sent at `sent` has too little time left at `now` to be used.
     pub(crate) fn stale(&self, sent: Instant, now: Instant) -> bool {
-        self.deadline(sent).saturating_duration_since(now) < self.ttl / 2
+        self.deadline(sent) < now + self.ttl / 2
     }
 }
 

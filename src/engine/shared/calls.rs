@@ -11,10 +11,11 @@ use crate::store::{
     Inspection, Line, Mode, Name, Note, Reason, Release, Released, Resize, SetVerdicts,
     StoreFuture, Target, Wait, WaitingManager, Wakeups, Want, failed,
 };
+use crate::util::bound::within;
 use crate::util::trace;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 use tracing::Level;
@@ -218,7 +219,7 @@ pub(in crate::engine) async fn in_time<T>(
     limit: Duration,
     request: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(Error::silent()))
+    within(limit, pin!(request)).await.unwrap_or_else(|| Err(Error::silent()))
 }
 
 /// A request to the store, which may borrow the name in question.

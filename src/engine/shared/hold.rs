@@ -269,6 +269,16 @@ impl Hold {
         self.lock().state.release_error()
     }
 
+    /// Returns how the release has ended, for a caller that has waited for it: also with a loss that only the release of
+    /// another caller, or of the engine, has found.
+    pub(in crate::engine) fn release_result(&self) -> Result<()> {
+        let inner = self.lock();
+        match inner.state.loss() {
+            Some(loss) => Err(Error::lost(loss)),
+            None => inner.state.release_error().map_or(Ok(()), Err),
+        }
+    }
+
     /// Returns whether `max_hold` ends the hold before `time`, whatever is renewed.
     pub(crate) fn ends_before(&self, time: Instant) -> bool {
         self.lock().state.max_until().is_some_and(|max| max < time)
@@ -433,7 +443,7 @@ impl Hold {
         let hold = Self::new(target, options, id, now, state, grant.slot);
         // Before any other task can find it.
         hold.happened(core, now, report.granted(fence, How::Store, now)).finish();
-        hold.install(core, now, sent, number);
+        hold.install(core, sent, number);
         hold
     }
 
@@ -442,12 +452,11 @@ impl Hold {
     pub(in crate::engine) fn install(
         self: &Arc<Self>,
         core: &Arc<Core>,
-        now: Instant,
         sent: Instant,
         slot: Option<u64>,
     ) {
         let installed = slot.map(|number| core.queue.install(self, number, sent));
-        self.start(core, now);
+        self.start(core);
         if let Some(Installed { is_doubted, effects }) = installed {
             core.queue.perform(effects);
             if is_doubted {
@@ -457,9 +466,28 @@ impl Hold {
     }
 
     /// Puts the hold into the schedule. It is in the queue already.
-    pub(in crate::engine) fn start(self: &Arc<Self>, core: &Arc<Core>, now: Instant) {
-        self.update_at(core, now, |_, _| ());
+    pub(in crate::engine) fn start(self: &Arc<Self>, core: &Arc<Core>) {
+        self.schedule(core, &mut self.lock(), None);
         self.end_if_closed(core);
+    }
+
+    /// Moves the hold in the schedule to the time at which the watchdog must check it again.
+    fn schedule(self: &Arc<Self>, core: &Core, inner: &mut Inner, group: Option<&mut Group<'_>>) {
+        let mut wake_at = inner.state.wake_at(&core.timing);
+        if inner.state.is_releasing() && inner.scheduled < wake_at {
+            // The hold is about to leave the schedule; one wakeup for nothing costs less than
+            // moving it.
+            wake_at = inner.scheduled.or(wake_at);
+        }
+        if wake_at != inner.scheduled {
+            match group {
+                Some(group) if inner.scheduled.is_none() && wake_at == group.at => {
+                    group.join(self);
+                }
+                _ => core.schedule.set(self, inner.scheduled, wake_at),
+            }
+            inner.scheduled = wake_at;
+        }
     }
 
     /// Puts the hold into the schedule, as [`start`](Self::start) does, in place of the hold that was handed off to it.
@@ -517,21 +545,7 @@ impl Hold {
         // A task that begins to wait later sees the change.
         let before = self.changed.get().map(|_| inner.state.visible());
         let result = change(&mut inner.state, now);
-        let mut wake_at = inner.state.wake_at(&core.timing);
-        if inner.state.is_releasing() && inner.scheduled < wake_at {
-            // The hold is about to leave the schedule; one wakeup for nothing costs less than
-            // moving it.
-            wake_at = inner.scheduled.or(wake_at);
-        }
-        if wake_at != inner.scheduled {
-            match &mut group {
-                Some(group) if inner.scheduled.is_none() && wake_at == group.at => {
-                    group.join(self);
-                }
-                _ => core.schedule.set(self, inner.scheduled, wake_at),
-            }
-            inner.scheduled = wake_at;
-        }
+        self.schedule(core, &mut inner, group.as_deref_mut());
         let is = inner.state.phase();
         if let (false, Phase::Lost(_), Some(described)) = (was == is, is, &mut inner.described) {
             described.lost_at = Some(now);

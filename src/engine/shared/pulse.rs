@@ -51,12 +51,11 @@ impl CallPulse {
     }
 
     fn beat(&self, until: Instant) {
-        let nanos = u64::try_from(until.since_origin().as_nanos()).unwrap_or(u64::MAX);
-        self.until.store(nanos, Ordering::Relaxed);
+        self.until.store(until.to_nanos(), Ordering::Relaxed);
     }
 
     /// Returns the last pulse.
     pub(in crate::engine) fn last(&self) -> Pulse {
-        Pulse::until(Instant::ZERO + Duration::from_nanos(self.until.load(Ordering::Relaxed)))
+        Pulse::until(Instant::at_nanos(self.until.load(Ordering::Relaxed)))
     }
 }

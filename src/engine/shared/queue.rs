@@ -26,6 +26,7 @@ use crate::engine::machine::timing::Timing;
 use crate::engine::machine::waiters::Demand;
 use crate::store::{HolderId, Mode, Name, NameMap, Wakeups};
 use crate::util::sync::{Mutex, MutexGuard};
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use tokio::sync::oneshot;
@@ -177,23 +178,15 @@ impl QueueState {
         run: impl FnOnce(&mut State, &mut Step<'_, Arc<Hold>>) -> R,
     ) -> R {
         let mut step = Step { times, numbers: &mut self.numbers, effects };
-        match self.names.get_mut(name) {
-            Some(state) => {
-                let result = run(state, &mut step);
-                if state.is_idle() {
-                    self.names.remove(name);
-                }
-                result
-            }
-            None => {
-                let mut state = State::default();
-                let result = run(&mut state, &mut step);
-                if !state.is_idle() {
-                    self.names.insert(name.clone(), state);
-                }
-                result
-            }
+        let mut entry = match self.names.entry(name.clone()) {
+            Entry::Occupied(occupied) => occupied,
+            Entry::Vacant(vacant) => vacant.insert_entry(State::default()),
+        };
+        let result = run(entry.get_mut(), &mut step);
+        if entry.get().is_idle() {
+            entry.remove();
         }
+        result
     }
 
     /// Replaces the numbers in effects by wakers.
@@ -532,6 +525,11 @@ impl Queue {
     fn seated(&self, number: u64, hold: &Arc<Hold>, sent: Instant) -> Seated<Arc<Hold>> {
         let joined_until = sent + self.limits.joins;
         Seated { number, mode: hold.mode, hold: Arc::clone(hold), joined_until }
+    }
+
+    /// Returns whether a hold of a name may have a waiter to which it is handed off.
+    pub(in crate::engine) fn is_contended(&self, name: &Name) -> bool {
+        self.look(name, State::is_contended) == Some(true)
     }
 
     /// Installs the hold of `next` in the slot of the hold before, and offers it to the first waiter that is polled, if there

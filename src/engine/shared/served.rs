@@ -27,8 +27,7 @@ impl Served {
     /// Records that a request of `sent` was granted, or found the name held. Answers come in any order.
     pub(in crate::engine) fn answered(&self, part: usize, sent: Instant) {
         if part == 0 {
-            let sent = u64::try_from(sent.since_origin().as_nanos()).unwrap_or(u64::MAX);
-            self.first.fetch_max(sent.max(1), Ordering::Relaxed);
+            self.first.fetch_max(sent.to_nanos().max(1), Ordering::Relaxed);
         } else {
             let mut others = self.others.lock();
             let last = others.entry(part).or_insert(sent);
@@ -40,7 +39,7 @@ impl Served {
     pub(in crate::engine) fn last(&self, part: usize) -> Option<Instant> {
         if part == 0 {
             let last = self.first.load(Ordering::Relaxed);
-            (last > 0).then(|| Instant::ZERO + Duration::from_nanos(last))
+            (last > 0).then(|| Instant::at_nanos(last))
         } else {
             self.others.lock().get(&part).copied()
         }

@@ -16,7 +16,7 @@ const LONGEST_NAME: usize = 512;
 ///
 /// 1 to 512 bytes; braces balanced and never empty, because Redis Cluster and Redisson derive
 /// the slot from them.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Eq)]
 pub struct Name {
     /// The hash of the text, computed once: a lock and its release look the name up a dozen times.
     hash: u64,
@@ -45,6 +45,13 @@ impl Hasher for NameHasher {
 
     fn finish(&self) -> u64 {
         self.0
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Self) -> bool {
+        // Most are clones of one name.
+        self.hash == other.hash && (Arc::ptr_eq(&self.text, &other.text) || self.text == other.text)
     }
 }
 
@@ -116,16 +123,16 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
 /// Refuses braces from which Redis Cluster would derive different slots for one lock's keys.
 fn check_braces(what: &str, name: &str) -> Result<()> {
     let mut open = 0usize;
-    let mut previous = ' ';
-    for c in name.chars() {
-        match c {
-            '{' => open += 1,
-            '}' if open == 0 => return Err(braces(what, name, "a '}' without its '{'")),
-            '}' if previous == '{' => return Err(braces(what, name, "an empty '{}'")),
-            '}' => open -= 1,
+    let mut previous = b' ';
+    for byte in name.bytes() {
+        match byte {
+            b'{' => open += 1,
+            b'}' if open == 0 => return Err(braces(what, name, "a '}' without its '{'")),
+            b'}' if previous == b'{' => return Err(braces(what, name, "an empty '{}'")),
+            b'}' => open -= 1,
             _ => {}
         }
-        previous = c;
+        previous = byte;
     }
     if open > 0 {
         return Err(braces(what, name, "a '{' without its '}'"));

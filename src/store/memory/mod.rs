@@ -173,12 +173,9 @@ impl MemoryStore {
 }
 
 impl State {
-    /// Returns the live entry of a name; a dead one is removed, as Redis does on access.
+    /// Returns the live entry of a name.
     fn entry(&mut self, name: &Name, now: Instant) -> Option<&mut Entry> {
-        if self.holds.get(name).is_some_and(|entry| entry.expires <= now) {
-            self.holds.remove(name);
-        }
-        self.holds.get_mut(name)
+        self.holds.get_mut(name).filter(|entry| entry.expires > now)
     }
 
     fn own(&mut self, name: &Name, holder: HolderId, now: Instant) -> Result<&mut Entry, Absence> {
@@ -324,7 +321,7 @@ impl State {
 }
 
 fn micros(now: Instant) -> u64 {
-    whole_micros(now.saturating_duration_since(Instant::ZERO))
+    now.to_nanos() / 1000
 }
 
 fn whole_micros(duration: Duration) -> u64 {

@@ -66,7 +66,7 @@ impl Overrun {
     ///
     /// Use it to kill a child process, to close a connection, or to end the process in a way of your own.
     pub fn hook(hook: impl Fn(&OverrunReport) + Send + Sync + 'static) -> Self {
-        let hook: Box<dyn Fn(&OverrunReport) + Send + Sync> = Box::new(hook);
+        let hook: HookFn = Box::new(hook);
         Self::Hook(OverrunHook(Arc::new(HookCell { hook: Some(hook), thread: OnceLock::new() })))
     }
 
@@ -75,6 +75,8 @@ impl Overrun {
         matches!(self, Self::Abort | Self::Exit(_))
     }
 }
+
+type HookFn = Box<dyn Fn(&OverrunReport) + Send + Sync>;
 
 /// The function of [`Overrun::hook`].
 #[derive(Clone)]
@@ -96,7 +98,7 @@ impl fmt::Debug for OverrunHook {
 
 /// A hook that its thread drops: holds have it, and the engine drops the last reference to many of them.
 struct HookCell {
-    hook: Option<Box<dyn Fn(&OverrunReport) + Send + Sync>>,
+    hook: Option<HookFn>,
     /// Set once a manager has it.
     thread: OnceLock<mpsc::Sender<Message>>,
 }
@@ -183,7 +185,7 @@ enum Message {
     /// To act for the holds in [`Lists::asked`].
     Act,
     /// To drop a hook, which may run code of a user.
-    Drop(Box<dyn Fn(&OverrunReport) + Send + Sync>),
+    Drop(HookFn),
 }
 
 /// The losses of a manager that have an action, and the thread that acts.

@@ -3,17 +3,16 @@
 use super::defer::defer_to_driver;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
+use crate::store::StoreFuture;
 use crate::store::redis::link::errors::is_unsent;
 use crate::store::redis::scripts::keys::Keys;
 use crate::store::redis::scripts::lock::{Batch, Codec, Request, confirmed};
 use crate::store::redis::scripts::reply::{self, Element};
-use crate::store::redis::scripts::set::AcquireAll;
 use crate::store::redis::scripts::{Call, Script};
 use crate::store::redis::topology::Connection;
-use crate::store::{Acquire, Release, StoreFuture};
 use crate::util::panics::run_wakers;
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -35,40 +34,39 @@ impl CallContext {
     pub(in crate::store::redis) fn new(connection: Connection, codec: Codec, clock: Clock) -> Self {
         Self { connection, codec, clock, ended: CancellationToken::new() }
     }
-}
 
-/// A request that waits for the batcher's task. `P` counts it as pending for as long as it lives.
-pub(in crate::store::redis) enum Item<P> {
-    Acquire(Waiting<Acquire, P>),
-    AcquireAll(Waiting<AcquireAll, P>),
-    Release(Waiting<Release, P>),
-}
-
-/// A request that can be an item.
-pub(in crate::store::redis) trait Batched: Request + Sized {
-    fn item<P>(waiting: Waiting<Self, P>) -> Item<P>;
-}
-
-impl Batched for Acquire {
-    fn item<P>(waiting: Waiting<Self, P>) -> Item<P> {
-        Item::Acquire(waiting)
+    /// Returns the slot of a request, as [`Connection::slot`] does.
+    pub(super) fn slot(&self, request: &impl Request) -> u16 {
+        self.connection.slot(self.codec.keys.lock(request.name()))
     }
 }
 
-impl Batched for AcquireAll {
-    fn item<P>(waiting: Waiting<Self, P>) -> Item<P> {
-        Item::AcquireAll(waiting)
-    }
+/// A request that waits to be sent with others.
+pub(super) type Item = Box<dyn Queued>;
+
+// One implementor: it has the verdict of a request, of which there are several.
+/// What a call does with each of its items.
+pub(super) trait Queued: Send + Sync {
+    /// Returns whether the caller has gone.
+    fn is_given_up(&self) -> bool;
+    fn is_apart(&self) -> bool;
+    fn is_of_several(&self) -> bool;
+    fn timeout(&self) -> Duration;
+    fn lone_call(&self, codec: &Codec) -> (&'static Script, Call);
+    fn write(&self, keys: &Keys, batch: &mut Batch);
+    /// Reads the reply, and keeps the verdict.
+    fn read(&mut self, context: &CallContext, reply: ItemReply<'_>);
+    /// Gives the caller the verdict.
+    fn answer(self: Box<Self>);
+    /// Answers a request that was not sent.
+    fn refuse(self: Box<Self>, error: &Error);
+    /// Sends the item in a call of its own, because one of the items of its batch cannot share a call. Only its caller
+    /// waits for it, so it may take its whole time limit.
+    fn go_alone(self: Box<Self>);
 }
 
-impl Batched for Release {
-    fn item<P>(waiting: Waiting<Self, P>) -> Item<P> {
-        Item::Release(waiting)
-    }
-}
-
-/// A request, and where its verdict goes.
-pub(in crate::store::redis) struct Waiting<R: Request, P> {
+/// A request, and where its verdict goes. `P` counts it as pending for as long as it lives.
+pub(super) struct Waiting<R: Request, P> {
     request: R,
     /// Whether its task waits for other requests that were sent with it.
     of_several: bool,
@@ -102,7 +100,7 @@ impl<T> Drop for ReplyTo<T> {
 }
 
 /// The reply to one item of a call.
-struct ItemReply<'a> {
+pub(super) struct ItemReply<'a> {
     sent: Instant,
     elements: Result<&'a [Element]>,
     /// Whether enough replicas have what the call did.
@@ -118,18 +116,13 @@ fn part_of(reply: &Result<Vec<Element>>, index: usize, count: usize) -> Result<&
     reply.get(index..=index).ok_or_else(reply::malformed_reply)
 }
 
-/// Boxes a future and writes it in its final place. The future of a call takes six kilobytes, which `Box::pin` would
-/// copy.
-pub(super) fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
-    Box::into_pin(Box::write(Box::new_uninit(), make()))
-}
-
 /// Runs a lone request in the caller's future. The future may move to another runtime half way, and outlive its own.
 /// `pending` counts the request.
 #[expect(
     clippy::manual_async_fn,
     reason = "the future of an async fn has space for the request twice"
 )]
+#[inline]
 pub(super) fn run_alone<R: Request>(
     request: R,
     pending: impl AsRef<CallContext> + Send,
@@ -186,17 +179,15 @@ impl CallContext {
 
     /// Sends items as one call and gives each its verdict. Returns an error if the call did not run and a call with later
     /// items would not run either.
-    pub(in crate::store::redis) async fn call<P>(&self, mut items: Vec<Item<P>>) -> Result<()>
-    where
-        P: AsRef<CallContext> + Send + Sync + 'static,
-    {
+    pub(super) async fn call(&self, mut items: Vec<Item>) -> Result<()> {
         // A request without a caller was never sent, so there is nothing to undo, and a release is sent again if it is
         // still needed.
         items.retain(|item| !item.is_given_up());
-        if items.len() > 1 && items.iter().any(Item::is_apart) {
-            let (apart, others) = items.into_iter().partition(Item::is_apart);
+        if items.len() > 1 && items.iter().any(|item| item.is_apart()) {
+            let (apart, others): (Vec<Item>, _) =
+                items.into_iter().partition(|item| item.is_apart());
             items = others;
-            apart.into_iter().for_each(Item::go_alone);
+            apart.into_iter().for_each(Queued::go_alone);
         }
         if items.is_empty() {
             return Ok(());
@@ -207,7 +198,7 @@ impl CallContext {
                 if self.connection.is_split(error)
                     || items.len() > 1 && reply::is_key_out_of_reach(error) =>
             {
-                items.into_iter().for_each(Item::go_alone);
+                items.into_iter().for_each(Queued::go_alone);
                 return Ok(());
             }
             Err(error)
@@ -224,17 +215,17 @@ impl CallContext {
             item.read(self, ItemReply { sent, elements, confirmed: &confirmed });
         }
         // Requests of one task wake only that task.
-        if items.iter().all(Item::is_of_several) {
-            items.into_iter().for_each(Item::answer);
+        if items.iter().all(|item| item.is_of_several()) {
+            items.into_iter().for_each(Queued::answer);
         } else {
-            defer_to_driver(|| items.into_iter().for_each(Item::answer));
+            defer_to_driver(|| items.into_iter().for_each(Queued::answer));
         }
         failure
     }
 
     /// Runs items as one call. Returns the instant before it was sent, the reply with one element per item, and whether
     /// enough replicas confirmed it.
-    async fn run<P>(&self, items: &[Item<P>]) -> (Instant, Result<Vec<Element>>, Result<()>) {
+    async fn run(&self, items: &[Item]) -> (Instant, Result<Vec<Element>>, Result<()>) {
         let (script, mut call) = match items {
             [one] => one.lone_call(&self.codec),
             _ => {
@@ -244,7 +235,7 @@ impl CallContext {
             }
         };
         call.divisible = true;
-        let timeout = items.iter().map(Item::timeout).max().unwrap_or_default();
+        let timeout = items.iter().map(|item| item.timeout()).max().unwrap_or_default();
         let sent = self.clock.now();
         let wait = call.wait;
         let mut reply = self.connection.run(script, call, timeout).await;
@@ -263,134 +254,65 @@ impl CallContext {
     }
 }
 
-impl<R: Request, P> Waiting<R, P> {
+impl<R: Request, P: AsRef<CallContext> + Send + Sync + 'static> Waiting<R, P> {
     /// Returns a waiting request, and the future of its verdict.
-    pub(in crate::store::redis) fn new(
-        request: R,
-        pending: P,
-        of_several: bool,
-    ) -> (Self, StoreFuture<R::Verdict>) {
+    pub(super) fn new(request: R, pending: P, of_several: bool) -> (Item, StoreFuture<R::Verdict>) {
         let (sender, verdict) = oneshot::channel();
+        let reply_to = ReplyTo(Some(sender));
         let verdict =
-            Box::pin(
-                async move { verdict.await.unwrap_or_else(|_| Err(reply::connection_closed())) },
-            );
-        (
-            Self { request, of_several, reply_to: ReplyTo(Some(sender)), verdict: None, pending },
-            verdict,
-        )
+            async move { verdict.await.unwrap_or_else(|_| Err(reply::connection_closed())) };
+        let item = Self { request, of_several, reply_to, verdict: None, pending };
+        (Box::new(item), Box::pin(verdict))
+    }
+}
+
+impl<R: Request, P: AsRef<CallContext> + Send + Sync + 'static> Queued for Waiting<R, P> {
+    fn is_given_up(&self) -> bool {
+        self.reply_to.is_closed()
+    }
+
+    fn is_apart(&self) -> bool {
+        self.request.is_apart()
+    }
+
+    fn is_of_several(&self) -> bool {
+        self.of_several
+    }
+
+    fn timeout(&self) -> Duration {
+        self.request.timeout()
+    }
+
+    fn lone_call(&self, codec: &Codec) -> (&'static Script, Call) {
+        codec.lone_call(&self.request)
+    }
+
+    fn write(&self, keys: &Keys, batch: &mut Batch) {
+        self.request.write(keys, batch);
     }
 
     fn read(&mut self, context: &CallContext, reply: ItemReply<'_>) {
         self.verdict = Some(context.read(&self.request, reply));
     }
 
-    fn answer(self) {
+    fn answer(self: Box<Self>) {
+        let Self { reply_to, verdict, pending, .. } = *self;
         // Before the verdict: the caller may send its next request at once, and that one should count as alone.
-        drop(self.pending);
-        if let Some(verdict) = self.verdict {
-            self.reply_to.send(verdict);
+        drop(pending);
+        if let Some(verdict) = verdict {
+            reply_to.send(verdict);
         }
     }
 
-    /// Answers a request that was not sent.
-    fn refuse(mut self, error: &Error) {
+    fn refuse(mut self: Box<Self>, error: &Error) {
         self.verdict = Some(Err(error.clone()));
         self.answer();
     }
-}
 
-impl<R: Request, P: AsRef<CallContext> + Send + Sync + 'static> Waiting<R, P> {
-    async fn alone(mut self) {
-        self.verdict = Some(self.pending.as_ref().call_alone(&self.request).await);
-        self.answer();
-    }
-}
-
-impl<P: AsRef<CallContext> + Send + Sync + 'static> Item<P> {
-    /// Sends the item in a call of its own, because one of the items of its batch cannot share a call. Only its caller
-    /// waits for it, so it may take its whole time limit.
-    fn go_alone(self) {
-        match self {
-            Item::Acquire(one) => drop(tokio::spawn(one.alone())),
-            Item::AcquireAll(one) => drop(tokio::spawn(one.alone())),
-            Item::Release(one) => drop(tokio::spawn(one.alone())),
-        }
-    }
-}
-
-impl<P> Item<P> {
-    /// Returns whether the caller has gone.
-    fn is_given_up(&self) -> bool {
-        match self {
-            Item::Acquire(one) => one.reply_to.is_closed(),
-            Item::AcquireAll(one) => one.reply_to.is_closed(),
-            Item::Release(one) => one.reply_to.is_closed(),
-        }
-    }
-
-    /// Answers a request that was not sent.
-    pub(super) fn refuse(self, error: &Error) {
-        match self {
-            Item::Acquire(one) => one.refuse(error),
-            Item::AcquireAll(one) => one.refuse(error),
-            Item::Release(one) => one.refuse(error),
-        }
-    }
-
-    fn is_apart(&self) -> bool {
-        match self {
-            Item::Acquire(one) => one.request.is_apart(),
-            Item::AcquireAll(one) => one.request.is_apart(),
-            Item::Release(one) => one.request.is_apart(),
-        }
-    }
-
-    fn is_of_several(&self) -> bool {
-        match self {
-            Item::Acquire(one) => one.of_several,
-            Item::AcquireAll(one) => one.of_several,
-            Item::Release(one) => one.of_several,
-        }
-    }
-
-    fn timeout(&self) -> Duration {
-        match self {
-            Item::Acquire(one) => one.request.timeout(),
-            Item::AcquireAll(one) => one.request.timeout(),
-            Item::Release(one) => one.request.timeout(),
-        }
-    }
-
-    fn lone_call(&self, codec: &Codec) -> (&'static Script, Call) {
-        match self {
-            Item::Acquire(one) => codec.lone_call(&one.request),
-            Item::AcquireAll(one) => codec.lone_call(&one.request),
-            Item::Release(one) => codec.lone_call(&one.request),
-        }
-    }
-
-    fn write(&self, keys: &Keys, batch: &mut Batch) {
-        match self {
-            Item::Acquire(one) => one.request.write(keys, batch),
-            Item::AcquireAll(one) => one.request.write(keys, batch),
-            Item::Release(one) => one.request.write(keys, batch),
-        }
-    }
-
-    fn read(&mut self, context: &CallContext, reply: ItemReply<'_>) {
-        match self {
-            Item::Acquire(one) => one.read(context, reply),
-            Item::AcquireAll(one) => one.read(context, reply),
-            Item::Release(one) => one.read(context, reply),
-        }
-    }
-
-    fn answer(self) {
-        match self {
-            Item::Acquire(one) => one.answer(),
-            Item::AcquireAll(one) => one.answer(),
-            Item::Release(one) => one.answer(),
-        }
+    fn go_alone(mut self: Box<Self>) {
+        tokio::spawn(async move {
+            self.verdict = Some(self.pending.as_ref().call_alone(&self.request).await);
+            self.answer();
+        });
     }
 }

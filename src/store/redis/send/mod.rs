@@ -4,19 +4,15 @@ mod batch;
 pub(super) mod calls;
 mod defer;
 pub(super) mod renew;
-mod slot_batcher;
 
-use super::scripts::lock::Codec;
+use super::scripts::lock::{Codec, Request};
 use super::topology::runtimes::{Ends, Nearest, PerRuntime, Reservation, time_is_paused};
 use super::topology::{Connection, Connector};
 use crate::clock::Clock;
 use crate::store::StoreFuture;
 use crate::util::trace;
 use batch::Batcher;
-use calls::{Batched, CallContext};
-use slot_batcher::SlotBatcher;
-use std::future::Future;
-use std::pin::Pin;
+use calls::CallContext;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -27,47 +23,16 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The default batcher, and one for each other runtime that locks.
 pub(super) struct RuntimeBatchers {
-    default: RuntimeBatcher,
-    others: PerRuntime<RuntimeBatcher>,
+    default: Batcher,
+    others: PerRuntime<Batcher>,
     shared: Arc<Shared>,
 }
 
-/// The batcher of a runtime.
-#[derive(Clone)]
-enum RuntimeBatcher {
-    One(Batcher),
-    Slots(SlotBatcher),
-}
-
-impl RuntimeBatcher {
-    /// Makes a batcher for the current runtime, and the work that must run there.
-    fn new(context: CallContext) -> (Self, Work) {
-        if context.connection.is_cluster() {
-            let (batcher, work) = SlotBatcher::new(context);
-            return (Self::Slots(batcher), Box::pin(work));
-        }
-        let (batcher, work) = Batcher::new(context);
-        (Self::One(batcher), Box::pin(work))
-    }
-
-    async fn close(self) {
-        match self {
-            Self::One(batcher) => batcher.close().await,
-            Self::Slots(batcher) => batcher.close().await,
-        }
-    }
-}
-
-impl Ends for RuntimeBatcher {
+impl Ends for Batcher {
     fn is_closed(&self) -> bool {
-        match self {
-            Self::One(batcher) => batcher.is_closed(),
-            Self::Slots(batcher) => batcher.is_closed(),
-        }
+        Batcher::is_closed(self)
     }
 }
-
-type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What it takes to open a batcher.
 struct Shared {
@@ -85,26 +50,18 @@ impl RuntimeBatchers {
         clock: Clock,
     ) -> Self {
         let (default, work) =
-            RuntimeBatcher::new(CallContext::new(connection, codec.clone(), clock.clone()));
+            Batcher::new(CallContext::new(connection, codec.clone(), clock.clone()));
         tokio::spawn(work);
         let shared = Arc::new(Shared { connector, codec, clock });
         Self { default, others: PerRuntime::new(), shared }
     }
 
-    /// Sends a request by the batcher that is nearest to the caller.
-    pub(super) fn send<R: Batched>(&self, request: R) -> StoreFuture<R::Verdict> {
-        match self.nearest() {
-            (RuntimeBatcher::One(batcher), here) => batcher.send(request, here),
-            (RuntimeBatcher::Slots(batcher), here) => batcher.send(request, here),
-        }
-    }
-
-    /// Returns the batcher of the current runtime, or the default one, and whether it is on the current runtime.
-    fn nearest(&self) -> (RuntimeBatcher, bool) {
+    /// Sends a request by the batcher of the current runtime, or by the default one.
+    pub(super) fn send<R: Request>(&self, request: R) -> StoreFuture<R::Verdict> {
         let open = |reservation| open_and_serve(reservation, Arc::clone(&self.shared));
         match self.others.nearest(open) {
-            Nearest::Own(batcher) => (batcher, true),
-            Nearest::Default { here } => (self.default.clone(), here),
+            Nearest::Own(batcher) => batcher.send(request, true),
+            Nearest::Default { here } => self.default.send(request, here),
         }
     }
 
@@ -121,7 +78,7 @@ impl RuntimeBatchers {
 }
 
 /// Connects on this runtime, then serves its batcher.
-async fn open_and_serve(reservation: Reservation<RuntimeBatcher>, shared: Arc<Shared>) {
+async fn open_and_serve(reservation: Reservation<Batcher>, shared: Arc<Shared>) {
     if time_is_paused() {
         return std::future::pending().await;
     }
@@ -139,7 +96,7 @@ async fn open_and_serve(reservation: Reservation<RuntimeBatcher>, shared: Arc<Sh
         sleep(RETRY).await;
     };
     let context = CallContext::new(connection, shared.codec.clone(), shared.clock.clone());
-    let (batcher, work) = RuntimeBatcher::new(context);
+    let (batcher, work) = Batcher::new(context);
     // After the end, the work only closes the connection.
     reservation.fill(batcher);
     drop(reservation);

@@ -36,8 +36,7 @@ use scripts::set::AcquireAll;
 use scripts::{
     AGE, Call, PLAIN, SHARDED, Script, Scripts, line, managers, metadata, notes, shared,
 };
-use send::RuntimeBatchers;
-use send::calls::BATCH_SIZE;
+use send::batch::{BATCH_SIZE, RuntimeBatchers};
 use send::renew::Caller;
 use std::fmt;
 use std::future::Future;

@@ -9,29 +9,130 @@
 //! A lone request runs in the caller's own future, so it costs what a bare call costs. A driver sends all others, up to a
 //! hundred in a call, so that each costs the client and the server less than a command of its own. It waits for no
 //! caller: a caller that does not poll its request delays only itself.
+//!
+//! Each runtime that locks has a batcher: see [`PerRuntime`].
 
-use super::calls::{BATCH_SIZE, CallContext, Item, Waiting, run_alone};
+use super::defer::defer_to_driver;
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, Fate, Result};
 use crate::store::StoreFuture;
-use crate::store::redis::scripts::lock::Request;
-use crate::store::redis::topology::in_place;
+use crate::store::redis::link::errors::is_unsent;
+use crate::store::redis::scripts::keys::Keys;
+use crate::store::redis::scripts::lock::{Batch, Codec, Request, confirmed};
+use crate::store::redis::scripts::reply::{self, Element};
+use crate::store::redis::scripts::{Call, Script};
+use crate::store::redis::topology::runtimes::{
+    Ends, Nearest, PerRuntime, Reservation, time_is_paused,
+};
+use crate::store::redis::topology::{Connection, Connector, in_place};
 use crate::util::join::{is_one_of_several, send_with_others};
-use crate::util::panics::caught;
+use crate::util::panics::{caught, run_wakers};
 use crate::util::sync::Mutex;
+use crate::util::trace;
 use std::collections::{BTreeMap, VecDeque};
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::Level;
+
+/// The most items of one call. 100 keep the server's stall near a quarter of a millisecond.
+pub(in crate::store::redis) const BATCH_SIZE: usize = 100;
 
 /// So few items are not worth two calls.
 const SMALL_BATCH: usize = 8;
 /// The most calls of a slot that its drivers have in flight.
 const CALLS: usize = 2;
 
+/// The pause between two attempts to connect.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The default batcher, and one for each other runtime that locks.
+pub(in crate::store::redis) struct RuntimeBatchers {
+    default: Batcher,
+    others: PerRuntime<Batcher>,
+    opener: Arc<Opener>,
+}
+
+/// What it takes to open a batcher.
+struct Opener {
+    connector: Connector,
+    codec: Codec,
+    clock: Clock,
+}
+
+impl RuntimeBatchers {
+    /// Starts the default batcher, on the current runtime.
+    pub(in crate::store::redis) fn start(
+        connection: Connection,
+        connector: Connector,
+        codec: Codec,
+        clock: Clock,
+    ) -> Self {
+        let (default, work) =
+            Batcher::new(CallContext::new(connection, codec.clone(), clock.clone()));
+        tokio::spawn(work);
+        let opener = Arc::new(Opener { connector, codec, clock });
+        Self { default, others: PerRuntime::new(), opener }
+    }
+
+    /// Sends a request by the batcher of the current runtime, or by the default one.
+    pub(in crate::store::redis) fn send<R: Request>(&self, request: R) -> StoreFuture<R::Verdict> {
+        let open = |reservation| open_and_serve(reservation, Arc::clone(&self.opener));
+        match self.others.nearest(open) {
+            Nearest::Own(batcher) => batcher.send(request, true),
+            Nearest::Default { here } => self.default.send(request, here),
+        }
+    }
+
+    /// Ends all batchers and their connections. Waits for at most `limit`.
+    pub(in crate::store::redis) async fn close(&self, limit: Duration) {
+        let batchers = self.others.close();
+        let close = async {
+            for batcher in batchers {
+                batcher.close().await;
+            }
+        };
+        let _ = timeout(limit, close).await;
+    }
+}
+
+/// Connects on this runtime, then serves its batcher.
+async fn open_and_serve(reservation: Reservation<Batcher>, opener: Arc<Opener>) {
+    if time_is_paused() {
+        return std::future::pending().await;
+    }
+    let connection = loop {
+        match opener.connector.connect().await {
+            Ok(connection) => break connection,
+            Err(error) => trace::later(
+                Level::DEBUG,
+                || move || tracing::debug!(%error, "no connection for this runtime yet"),
+            ),
+        }
+        if reservation.is_closed() {
+            return;
+        }
+        sleep(RETRY).await;
+    };
+    let context = CallContext::new(connection, opener.codec.clone(), opener.clock.clone());
+    let (batcher, work) = Batcher::new(context);
+    // After the end, the work only closes the connection.
+    reservation.fill(batcher);
+    drop(reservation);
+    drop(opener);
+    work.await;
+}
+
 /// A handle on a batcher. The batcher ends with the last handle.
 #[derive(Clone)]
-pub(super) struct Batcher {
+struct Batcher {
     shared: Arc<Shared>,
     /// Keeps the connections open.
     _open: Arc<DropGuard>,
@@ -49,12 +150,12 @@ struct Shared {
 struct Slots {
     /// The first slot, which is always there: a single server has no other.
     first: Slot,
-    others: BTreeMap<u16, Slot>,
+    others: BTreeMap<usize, Slot>,
 }
 
 impl Shared {
     /// Changes the state of a slot. An item takes the lock when it is dropped, so `change` returns those that it takes out.
-    fn change<T>(&self, number: u16, change: impl FnOnce(&mut Slot) -> T) -> T {
+    fn change<T>(&self, number: usize, change: impl FnOnce(&mut Slot) -> T) -> T {
         let mut slots = self.slots.lock();
         if number == 0 {
             return change(&mut slots.first);
@@ -119,7 +220,8 @@ impl Slot {
 /// Counts as a request without an answer for as long as it lives.
 struct Pending {
     shared: Arc<Shared>,
-    slot: u16,
+    /// As wide as a word: behind a `u16` the compiler copies the future of a call with all its kilobytes.
+    slot: usize,
 }
 
 impl Drop for Pending {
@@ -128,15 +230,9 @@ impl Drop for Pending {
     }
 }
 
-impl AsRef<CallContext> for Pending {
-    fn as_ref(&self) -> &CallContext {
-        &self.shared.context
-    }
-}
-
 impl Batcher {
     /// Makes a batcher, and the work that must run on the runtime of the connection, which is the current one.
-    pub(super) fn new(context: CallContext) -> (Self, impl Future<Output = ()> + use<>) {
+    fn new(context: CallContext) -> (Self, impl Future<Output = ()> + use<>) {
         let closing = CancellationToken::new();
         let open = Arc::new(closing.clone().drop_guard());
         let connection = context.connection.clone();
@@ -150,20 +246,15 @@ impl Batcher {
         (Self { shared: Arc::new(shared), _open: open }, work)
     }
 
-    /// Returns whether its work has ended.
-    pub(super) fn is_closed(&self) -> bool {
-        self.shared.context.ended.is_cancelled()
-    }
-
     /// Drops this handle and waits for the end of the batcher.
-    pub(super) async fn close(self) {
+    async fn close(self) {
         let ended = self.shared.context.ended.clone();
         drop(self);
         ended.cancelled().await;
     }
 
     /// Sends a request. `here`: whether the caller is on the batcher's runtime.
-    pub(super) fn send<R: Request>(&self, request: R, here: bool) -> StoreFuture<R::Verdict> {
+    fn send<R: Request>(&self, request: R, here: bool) -> StoreFuture<R::Verdict> {
         let slot = self.shared.context.slot(&request);
         // The first of several would leave alone, and the others only after it.
         let several = is_one_of_several();
@@ -181,7 +272,7 @@ impl Batcher {
         verdict
     }
 
-    fn push(self, slot: u16, item: Item) {
+    fn push(self, slot: usize, item: Item) {
         let begins = self.shared.change(slot, |slot| {
             slot.waiting.push_back(item);
             slot.begin_collecting()
@@ -192,10 +283,16 @@ impl Batcher {
     }
 }
 
+impl Ends for Batcher {
+    fn is_closed(&self) -> bool {
+        self.shared.context.ended.is_cancelled()
+    }
+}
+
 /// Sends the waiting items of a slot until none is left. Keeps the batcher open for them.
 struct Driver {
     batcher: Batcher,
-    slot: u16,
+    slot: usize,
     stage: Stage,
 }
 
@@ -209,7 +306,7 @@ enum Stage {
 
 impl Driver {
     /// Starts a driver, which collects.
-    fn start(batcher: Batcher, slot: u16) {
+    fn start(batcher: Batcher, slot: usize) {
         let runtime = batcher.shared.runtime.clone();
         // If the runtime has ended, the driver is dropped here, and with it the waiting items.
         runtime.spawn(Self { batcher, slot, stage: Stage::Collecting }.run());
@@ -288,12 +385,307 @@ impl Drop for Driver {
     }
 }
 
+/// Sends calls and reads their replies.
+struct CallContext {
+    connection: Connection,
+    codec: Codec,
+    clock: Clock,
+    /// Fires when the connection is closed, or its runtime has gone.
+    ended: CancellationToken,
+}
+
+impl CallContext {
+    fn new(connection: Connection, codec: Codec, clock: Clock) -> Self {
+        Self { connection, codec, clock, ended: CancellationToken::new() }
+    }
+
+    /// Returns the slot of a request, as [`Connection::slot`] does.
+    fn slot(&self, request: &impl Request) -> usize {
+        self.connection.slot(self.codec.keys.lock(request.name())).into()
+    }
+}
+
+/// A request that waits to be sent with others.
+type Item = Box<dyn Queued>;
+
+// One implementor: it has the verdict of a request, of which there are several.
+/// What a call does with each of its items.
+trait Queued: Send + Sync {
+    /// Returns whether the caller has gone.
+    fn is_given_up(&self) -> bool;
+    fn is_apart(&self) -> bool;
+    fn is_of_several(&self) -> bool;
+    fn timeout(&self) -> Duration;
+    fn lone_call(&self, codec: &Codec) -> (&'static Script, Call);
+    fn write(&self, keys: &Keys, batch: &mut Batch);
+    /// Reads the reply, and keeps the verdict.
+    fn read(&mut self, context: &CallContext, reply: ItemReply<'_>);
+    /// Gives the caller the verdict.
+    fn answer(self: Box<Self>);
+    /// Answers a request that was not sent.
+    fn refuse(self: Box<Self>, error: &Error);
+    /// Sends the item in a call of its own, because one of the items of its batch cannot share a call. Only its caller
+    /// waits for it, so it may take its whole time limit.
+    fn go_alone(self: Box<Self>);
+}
+
+/// A request, and where its verdict goes.
+struct Waiting<R: Request> {
+    request: R,
+    /// Whether its task waits for other requests that were sent with it.
+    of_several: bool,
+    reply_to: ReplyTo<Result<R::Verdict>>,
+    verdict: Option<Result<R::Verdict>>,
+    pending: Pending,
+}
+
+/// Where the verdict of a request goes. Sending it, or dropping this, runs the waker of the caller, which may panic. That
+/// must not reach the task that answers others.
+struct ReplyTo<T>(Option<oneshot::Sender<T>>);
+
+impl<T> ReplyTo<T> {
+    fn is_closed(&self) -> bool {
+        self.0.as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    fn send(mut self, verdict: T) {
+        let sender = self.0.take();
+        // If the receiver is gone, the verdict is dropped: the contract of `Store` allows it.
+        run_wakers(|| drop(sender.map(|sender| sender.send(verdict))));
+    }
+}
+
+impl<T> Drop for ReplyTo<T> {
+    fn drop(&mut self) {
+        if let Some(sender) = self.0.take() {
+            run_wakers(|| drop(sender));
+        }
+    }
+}
+
+/// The reply to one item of a call.
+struct ItemReply<'a> {
+    sent: Instant,
+    elements: Result<&'a [Element]>,
+    /// Whether enough replicas have what the call did.
+    confirmed: &'a Result<()>,
+}
+
+/// Returns the part of a reply that belongs to one item of `count`: one element, or all if the item was alone.
+fn part_of(reply: &Result<Vec<Element>>, index: usize, count: usize) -> Result<&[Element]> {
+    let reply = reply.as_ref().map_err(Error::clone)?;
+    if count == 1 {
+        return Ok(reply);
+    }
+    reply.get(index..=index).ok_or_else(reply::malformed_reply)
+}
+
+/// Runs a lone request in the caller's future. The future may move to another runtime half way, and outlive its own.
+/// `pending` counts the request.
+#[expect(
+    clippy::manual_async_fn,
+    reason = "the future of an async fn has space for the request twice"
+)]
+#[inline]
+fn run_alone<R: Request>(
+    request: R,
+    pending: Pending,
+) -> impl Future<Output = Result<R::Verdict>> + Send {
+    async move {
+        let context = &pending.shared.context;
+        let mut call = pin!(context.call_alone(&request));
+        // The call must not be polled once its runtime has ended, because its timers have ended too. Checking here is
+        // cheaper than waiting for `ended`, which would cost as much as a timer: the client ends with the runtime and
+        // wakes us.
+        poll_fn(|task| match context.ended.is_cancelled() {
+            true => Poll::Ready(Err(reply::connection_closed())),
+            false => call.as_mut().poll(task),
+        })
+        .await
+    }
+}
+
+impl CallContext {
+    async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Verdict> {
+        let (script, call) = self.codec.lone_call(request);
+        let sent = self.clock.now();
+        let wait = call.wait;
+        let mut reply = match pin!(self.connection.run(script, call, request.timeout())).await {
+            // Boxed, so that the future of a usual call stays small.
+            Err(error) if self.connection.is_split(&error) => {
+                Box::pin(self.call_with_one_key(request, sent, error)).await?
+            }
+            reply => reply?,
+        };
+        let confirmed = confirmed(wait, &mut reply);
+        self.read(request, ItemReply { sent, elements: Ok(&reply), confirmed: &confirmed })
+    }
+
+    /// Sends a request that was refused because only some of its keys have moved, in the time that is left.
+    async fn call_with_one_key<R: Request>(
+        &self,
+        request: &R,
+        sent: Instant,
+        refused: Error,
+    ) -> Result<Vec<Element>> {
+        let (script, call) = request.with_one_key(&self.codec).ok_or(refused)?;
+        let left = (sent + request.timeout()).saturating_duration_since(self.clock.now());
+        self.connection.run(script, call, left).await
+    }
+
+    fn read<R: Request>(&self, request: &R, reply: ItemReply<'_>) -> Result<R::Verdict> {
+        let verdict = request.read(&self.codec, reply.sent, reply.elements?)?;
+        match reply.confirmed {
+            Ok(()) => Ok(verdict),
+            Err(error) => request.unconfirmed(verdict, error),
+        }
+    }
+
+    /// Sends items as one call and gives each its verdict. Returns an error if the call did not run and a call with later
+    /// items would not run either.
+    async fn call(&self, mut items: Vec<Item>) -> Result<()> {
+        // A request without a caller was never sent, so there is nothing to undo, and a release is sent again if it is
+        // still needed.
+        items.retain(|item| !item.is_given_up());
+        if items.len() > 1 && items.iter().any(|item| item.is_apart()) {
+            let (apart, others): (Vec<Item>, _) =
+                items.into_iter().partition(|item| item.is_apart());
+            items = others;
+            apart.into_iter().for_each(Queued::go_alone);
+        }
+        if items.is_empty() {
+            return Ok(());
+        }
+        let (sent, reply, confirmed) = self.run(&items).await;
+        let failure = match &reply {
+            Err(error)
+                if self.connection.is_split(error)
+                    || items.len() > 1 && reply::is_key_out_of_reach(error) =>
+            {
+                items.into_iter().for_each(Queued::go_alone);
+                return Ok(());
+            }
+            Err(error)
+                if error.is_unavailable() && error.fate() == Fate::NotExecuted
+                    || is_unsent(error) =>
+            {
+                Err(error.clone())
+            }
+            _ => Ok(()),
+        };
+        let count = items.len();
+        for (index, item) in items.iter_mut().enumerate() {
+            let elements = part_of(&reply, index, count);
+            item.read(self, ItemReply { sent, elements, confirmed: &confirmed });
+        }
+        // Requests of one task wake only that task.
+        if items.iter().all(|item| item.is_of_several()) {
+            items.into_iter().for_each(Queued::answer);
+        } else {
+            defer_to_driver(|| items.into_iter().for_each(Queued::answer));
+        }
+        failure
+    }
+
+    /// Runs items as one call. Returns the instant before it was sent, the reply with one element per item, and whether
+    /// enough replicas confirmed it.
+    async fn run(&self, items: &[Item]) -> (Instant, Result<Vec<Element>>, Result<()>) {
+        let (script, mut call) = match items {
+            [one] => one.lone_call(&self.codec),
+            _ => {
+                let mut batch = Batch::of(items.len());
+                items.iter().for_each(|item| item.write(&self.codec.keys, &mut batch));
+                (&self.codec.scripts.batch, batch.finish(self.codec.replicas))
+            }
+        };
+        call.divisible = true;
+        let timeout = items.iter().map(|item| item.timeout()).max().unwrap_or_default();
+        let sent = self.clock.now();
+        let wait = call.wait;
+        let mut reply = self.connection.run(script, call, timeout).await;
+        let confirmed = match &mut reply {
+            Ok(reply) => confirmed(wait, reply),
+            Err(_) => Ok(()),
+        };
+        let reply = match reply {
+            // An item that is alone checks its reply itself.
+            Ok(reply) if items.len() > 1 && reply.len() != items.len() => {
+                Err(reply::malformed_reply())
+            }
+            reply => reply,
+        };
+        (sent, reply, confirmed)
+    }
+}
+
+impl<R: Request> Waiting<R> {
+    /// Returns a waiting request, and the future of its verdict.
+    fn new(request: R, pending: Pending, of_several: bool) -> (Item, StoreFuture<R::Verdict>) {
+        let (sender, verdict) = oneshot::channel();
+        let reply_to = ReplyTo(Some(sender));
+        let verdict =
+            async move { verdict.await.unwrap_or_else(|_| Err(reply::connection_closed())) };
+        let item = Self { request, of_several, reply_to, verdict: None, pending };
+        (Box::new(item), Box::pin(verdict))
+    }
+}
+
+impl<R: Request> Queued for Waiting<R> {
+    fn is_given_up(&self) -> bool {
+        self.reply_to.is_closed()
+    }
+
+    fn is_apart(&self) -> bool {
+        self.request.is_apart()
+    }
+
+    fn is_of_several(&self) -> bool {
+        self.of_several
+    }
+
+    fn timeout(&self) -> Duration {
+        self.request.timeout()
+    }
+
+    fn lone_call(&self, codec: &Codec) -> (&'static Script, Call) {
+        codec.lone_call(&self.request)
+    }
+
+    fn write(&self, keys: &Keys, batch: &mut Batch) {
+        self.request.write(keys, batch);
+    }
+
+    fn read(&mut self, context: &CallContext, reply: ItemReply<'_>) {
+        self.verdict = Some(context.read(&self.request, reply));
+    }
+
+    fn answer(self: Box<Self>) {
+        let Self { reply_to, verdict, pending, .. } = *self;
+        // Before the verdict: the caller may send its next request at once, and that one should count as alone.
+        drop(pending);
+        if let Some(verdict) = verdict {
+            reply_to.send(verdict);
+        }
+    }
+
+    fn refuse(mut self: Box<Self>, error: &Error) {
+        self.verdict = Some(Err(error.clone()));
+        self.answer();
+    }
+
+    fn go_alone(mut self: Box<Self>) {
+        tokio::spawn(async move {
+            self.verdict = Some(self.pending.shared.context.call_alone(&self.request).await);
+            self.answer();
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::error::Fate;
-    use crate::store::redis::link::script::slot;
     use crate::store::redis::scripts::SHARDED;
     use crate::store::redis::scripts::keys::Keys;
     use crate::store::redis::scripts::lock::Codec;
@@ -307,6 +699,8 @@ mod tests {
     use uuid::Uuid;
 
     const MOMENT: Duration = Duration::from_millis(1);
+    /// The slot of the name `n`.
+    const N: usize = 3432;
 
     /// A batcher for a cluster in which every call fails at once, on the current runtime.
     fn batcher() -> (Batcher, impl Future<Output = ()>) {
@@ -414,8 +808,7 @@ mod tests {
     async fn requests_without_a_caller_are_not_sent() {
         let (batcher, _work) = batcher();
         let call = async |requests: Vec<StoreFuture<Acquired>>| {
-            let slot = slot(b"n");
-            let items = batcher.shared.change(slot, Slot::collect);
+            let items = batcher.shared.change(N, Slot::collect);
             drop(requests);
             batcher.shared.context.call(items).await.map_err(|error| error.fate())
         };
@@ -434,7 +827,7 @@ mod tests {
         for _ in 0..waiting {
             drop(acquire(&batcher, "n", false));
         }
-        let items = batcher.shared.change(slot(b"n"), |from| std::mem::take(&mut from.waiting));
+        let items = batcher.shared.change(N, |from| std::mem::take(&mut from.waiting));
         state.waiting = items;
         (state.has_enough(), state.collect().len())
     }
@@ -464,12 +857,11 @@ mod tests {
         }
     }
 
-    /// The state of a slot: whether a driver collects, and how many calls are in flight.
     #[tokio::test]
     async fn two_calls_at_most_are_in_flight_and_one_driver_collects() {
         let (batcher, _work) = batcher();
         let requests: Vec<_> = (0..40).map(|_| acquire(&batcher, "n", false)).collect();
-        batcher.shared.change(slot(b"n"), |slot| {
+        let taken = batcher.shared.change(N, |slot| {
             assert!(slot.collecting && !slot.begin_collecting(), "one collects");
             let first = slot.collect();
             assert_eq!((first.len(), slot.waiting.len()), (20, 20));
@@ -482,9 +874,9 @@ mod tests {
             assert_eq!((slot.collect().len(), slot.calls, slot.in_flight), (0, 1, 20));
             slot.end_call(second.len());
             assert_eq!((slot.calls, slot.in_flight), (0, 0));
-            std::mem::forget((first, second));
+            (first, second)
         });
-        drop(requests);
+        drop((taken, requests));
     }
 
     #[tokio::test(start_paused = true)]

@@ -220,7 +220,6 @@ impl Slot {
 /// Counts as a request without an answer for as long as it lives.
 struct Pending {
     shared: Arc<Shared>,
-    /// As wide as a word: behind a `u16` the compiler copies the future of a call with all its kilobytes.
     slot: usize,
 }
 

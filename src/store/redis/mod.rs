@@ -27,17 +27,16 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
 use checks::settings::Checkup;
-use link::script::slot;
 use pubsub::subscriptions::Subscriptions;
 use scripts::keys::Keys;
 use scripts::lock::Codec;
+use scripts::permits::{MOST_PERMITS, too_many};
 use scripts::reply::Element;
 use scripts::set::AcquireAll;
 use scripts::{
     AGE, Call, PLAIN, SHARDED, Script, Scripts, line, managers, metadata, notes, shared,
 };
-use send::RuntimeBatchers;
-use send::calls::BATCH_SIZE;
+use send::batch::{BATCH_SIZE, RuntimeBatchers};
 use send::renew::Caller;
 use std::fmt;
 use std::future::Future;
@@ -267,19 +266,17 @@ impl Store for RedisStore {
 
     fn shard(&self, name: &Name) -> usize {
         match &self.routes {
-            Some(routes) if routes.is_cluster() => {
-                routes.shard(slot(self.keys.lock(name).concat().as_bytes()))
-            }
-            _ => 0,
+            Some(routes) => routes.shard(self.renewals.slot(self.keys.lock(name))),
+            None => 0,
         }
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         let (request, steal) = request.split_steal();
-        match (steal, scripts::permits::check(request.target.mode)) {
-            (_, Err(error)) => failed(error),
-            (None, Ok(())) => self.batchers.send(request),
-            (Some(steal), Ok(())) => notes::steal(self, request, steal),
+        match (steal, request.target.mode) {
+            (_, Mode::Permits { take, .. }) if take > MOST_PERMITS => failed(too_many(take)),
+            (None, _) => self.batchers.send(request),
+            (Some(steal), _) => notes::steal(self, request, steal),
         }
     }
 
@@ -292,9 +289,8 @@ impl Store for RedisStore {
     }
 
     fn is_atomic(&self, names: &[&Name]) -> bool {
-        let slot_of = |name: &&Name| slot(self.keys.lock(name).concat().as_bytes());
-        !self.renewals.is_cluster()
-            || names.windows(2).all(|pair| slot_of(&pair[0]) == slot_of(&pair[1]))
+        let slot = |name: &Name| self.renewals.slot(self.keys.lock(name));
+        names.windows(2).all(|pair| slot(pair[0]) == slot(pair[1]))
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

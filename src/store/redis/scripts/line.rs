@@ -18,7 +18,7 @@ pub(in crate::store::redis) fn release_arrival(
     let (script, call) = match request.target.mode {
         Mode::Exclusive => {
             let mut call = call_in_line(&store.keys, &request.target.name);
-            call.show(request.holder);
+            call.holder(request.holder);
             write_arrival(&mut call, request.arrival.unwrap_or_default());
             (&store.scripts.line_leave, call)
         }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 /// A request that is one item of the batch script.
 pub(in crate::store::redis) trait Request: Send + Sync + 'static {
-    type Verdict: Send + 'static;
+    type Verdict: Send + Sync + 'static;
 
     fn name(&self) -> &Name;
     fn timeout(&self) -> Duration;
@@ -126,7 +126,7 @@ impl Steps {
             HolderIds::Many { rest, manager } => {
                 if *manager != Some(holder.manager()) {
                     self.letters.push('M');
-                    call.show(format_args!("{}:", holder.manager()));
+                    call.manager_of(holder);
                     *manager = Some(holder.manager());
                 }
                 if !rest.is_empty() {
@@ -141,7 +141,7 @@ impl Steps {
 
     fn finish(self, call: &mut Call) {
         match self.holders {
-            HolderIds::One(Some(holder)) => call.show(holder),
+            HolderIds::One(Some(holder)) => call.holder(holder),
             HolderIds::One(None) => call.text(""),
             HolderIds::Many { rest, .. } => call.text(&rest),
         }
@@ -204,7 +204,7 @@ impl Request for Acquire {
         }
         if let Some(arrival) = self.arrival {
             let mut call = call_in_line(&codec.keys, &self.target.name);
-            call.show(self.holder);
+            call.holder(self.holder);
             call.number(millis(self.ttl));
             write_arrival(&mut call, arrival);
             write_fence(self, &codec.keys, &mut call);
@@ -213,7 +213,7 @@ impl Request for Acquire {
         }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
-        call.show(self.holder);
+        call.holder(self.holder);
         call.number(millis(self.ttl));
         write_fence(self, &codec.keys, &mut call);
         call.wait = codec.replicas;
@@ -280,21 +280,21 @@ impl Request for Release {
         if let Some(keep) = self.keep {
             let mut call = Call::of(1);
             call.key(&codec.keys.lock(&self.target.name));
-            call.show(self.holder);
+            call.holder(self.holder);
             call.text(keep.mark.holder());
             call.number(millis(keep.time));
             return Some((&codec.scripts.release_keep, call));
         }
         if let Some(arrival) = self.arrival {
             let mut call = call_in_line(&codec.keys, &self.target.name);
-            call.show(self.holder);
+            call.holder(self.holder);
             write_arrival(&mut call, arrival);
             call.divisible = true;
             return Some((&codec.scripts.line_release, call));
         }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
-        call.show(self.holder);
+        call.holder(self.holder);
         if codec.keys.has_brace(&self.target.name) {
             call.text("1");
         }

@@ -18,7 +18,7 @@ pub(in crate::store::redis) async fn annotate(
     let mut call = Call::default();
     call.key(&store.keys.lock(&target.name));
     call.key(&store.keys.metadata(&target.name));
-    call.show(holder);
+    call.holder(holder);
     // A time to live of 0 deletes.
     call.number(metadata.as_ref().map_or(0, |_| super::millis(ttl).max(1)));
     call.text(&store.keys.leader_channel(&target.name).concat());

@@ -12,12 +12,13 @@ pub(super) mod rw;
 pub(super) mod set;
 pub(super) mod shared;
 
+use crate::store::HolderId;
 use crate::store::connect::remote::Replicas;
-use std::fmt::Display;
-use std::io::Write;
+use std::fmt;
 use std::ops::Range;
 use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// A script.
 pub(super) struct Script {
@@ -179,9 +180,19 @@ impl Call {
         self.words.push(word);
     }
 
-    pub(super) fn show(&mut self, shown: impl Display) {
-        // A Vec takes whatever is written to it.
-        let word = self.word(|buffer| _ = write!(buffer, "{shown}"));
+    /// Adds a holder id. This is done for each request, and `{}` costs twice as much.
+    pub(super) fn holder(&mut self, holder: HolderId) {
+        let word = self.word(|text| {
+            write_manager(holder, text);
+            // A Vec takes whatever is written to it.
+            let _ = holder.write_rest(&mut Text(text));
+        });
+        self.words.push(word);
+    }
+
+    /// Adds what the holder ids of a manager begin with.
+    pub(super) fn manager_of(&mut self, holder: HolderId) {
+        let word = self.word(|text| write_manager(holder, text));
         self.words.push(word);
     }
 
@@ -194,6 +205,23 @@ impl Call {
         let start = self.text.len();
         write(&mut self.text);
         Word::Text(start..self.text.len())
+    }
+}
+
+fn write_manager(holder: HolderId, text: &mut Vec<u8>) {
+    let mut buffer = Uuid::encode_buffer();
+    let manager = holder.manager().as_hyphenated().encode_lower(&mut buffer);
+    text.extend_from_slice(manager.as_bytes());
+    text.push(b':');
+}
+
+/// Takes text for a call.
+struct Text<'a>(&'a mut Vec<u8>);
+
+impl fmt::Write for Text<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.extend_from_slice(text.as_bytes());
+        Ok(())
     }
 }
 

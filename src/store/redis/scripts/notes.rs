@@ -26,7 +26,7 @@ pub(in crate::store::redis) fn steal(
     let mut call = Call::of(1);
     call.key(&store.keys.lock(&target.name));
     call.key(&store.keys.note(&target.name));
-    call.show(acquire.holder);
+    call.holder(acquire.holder);
     call.number(millis(acquire.ttl));
     call.text(&from);
     write_reason(store, &mut call, &reason, target.name.as_str());

@@ -23,14 +23,9 @@ const DIGITS: usize = 32;
 /// The most permits in one call, which takes the server a millisecond or two. Each is a member of a sorted set.
 pub(in crate::store::redis) const MOST_PERMITS: u32 = 1000;
 
-/// Refuses an acquire of more permits than one call takes.
-pub(in crate::store::redis) fn check(mode: Mode) -> Result<()> {
-    match mode {
-        Mode::Permits { take, .. } if take > MOST_PERMITS => Err(Error::invalid(format!(
-            "{take} permits were asked for at once; ask for {MOST_PERMITS} at most"
-        ))),
-        _ => Ok(()),
-    }
+/// Returns the error of an acquire of more permits than one call takes.
+pub(in crate::store::redis) fn too_many(take: u32) -> Error {
+    Error::invalid(format!("{take} permits were asked for at once; ask for {MOST_PERMITS} at most"))
 }
 
 /// Builds the call of an acquire.

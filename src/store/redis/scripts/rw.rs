@@ -19,7 +19,7 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
     call.key(&keys.lock(&target.name));
     call.key(&[&keys.reader(&target.name, *holder)]);
     waits.iter().for_each(|side| call.key(side));
-    call.show(holder);
+    call.holder(*holder);
     call.number(millis(request.ttl));
     call.text(own);
     call.number(request.converts.into());
@@ -51,7 +51,7 @@ pub(super) fn leave(keys: &Keys, request: &Release) -> Call {
     let mut call = Call::of(1);
     call.key(&keys.lock(name));
     call.key(if request.target.mode == Mode::Write { &write } else { &read });
-    call.show(request.holder);
+    call.holder(request.holder);
     call.text(word(request.target.mode));
     call
 }
@@ -68,7 +68,7 @@ pub(super) fn release(keys: &Keys, request: &Release) -> Call {
 pub(super) fn release_with_one_key(keys: &Keys, request: &Release) -> Call {
     let mut call = Call::of(1);
     call.key(&keys.lock(&request.target.name));
-    call.show(request.holder);
+    call.holder(request.holder);
     call.text(word(request.target.mode));
     call.number(request.count.into());
     call
@@ -86,7 +86,7 @@ pub(in crate::store::redis) fn renewal(keys: &Keys, batch: &RenewBatch, items: &
         if keeps {
             call.key(&keys.fence(&item.target.name));
         }
-        call.show(item.holder);
+        call.holder(item.holder);
         call.text(word(item.target.mode));
         call.text(if keeps { "F" } else { "L" });
     }
@@ -105,7 +105,7 @@ pub(in crate::store::redis) fn renewals_with_one_key(
         call.number(millis(batch.ttl));
         call.number(0);
         call.key(key);
-        call.show(item.holder);
+        call.holder(item.holder);
         call.text(word(item.target.mode));
         call.text(step);
         call

@@ -60,7 +60,7 @@ impl Request for AcquireAll {
         call.number(millis(*ttl));
         call.number(fencing.map_or(0, |fencing| fencing.block.into()));
         call.number(fencing.and_then(|fencing| fencing.retention).map_or(0, millis));
-        call.show(format_args!("{}:", holder.manager()));
+        call.manager_of(*holder);
         let mut holders = String::with_capacity(self.requests.len() * 12);
         for request in &self.requests {
             if !holders.is_empty() {

@@ -4,7 +4,6 @@
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::contract::mode::Kind;
-use crate::store::redis::link::script::slot;
 use crate::store::redis::scripts::keys::Keys;
 use crate::store::redis::scripts::{RENEW, RW_RENEW, Script, Scripts, lock, permits, reply, rw};
 use crate::store::redis::topology::Connection;
@@ -44,10 +43,7 @@ impl Caller {
         let count = items.len();
         let mut parts: HashMap<(Kind, u16), (Vec<usize>, Vec<Renewal>)> = HashMap::new();
         for (index, renewal) in items.into_iter().enumerate() {
-            let slot = match self.connection.is_cluster() {
-                true => slot(self.keys.lock(&renewal.target.name).concat().as_bytes()),
-                false => 0,
-            };
+            let slot = self.connection.slot(self.keys.lock(&renewal.target.name));
             let part = (renewal.target.mode.kind(), slot);
             let (indices, renewals) = parts.entry(part).or_default();
             indices.push(index);

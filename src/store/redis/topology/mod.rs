@@ -12,7 +12,7 @@ mod survey;
 use super::link::address::Address;
 use super::link::errors::classify;
 use super::link::node::Node;
-use super::link::script::Ready;
+use super::link::script::{Ready, slot};
 use super::scripts::reply::{self, Element};
 use super::scripts::{Call, Script};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ use fleet::Fleet;
 pub(super) use fred::types::config::Server;
 use routes::Routes;
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -50,7 +50,7 @@ impl Connection {
                     reply.map_err(|error| node.at(classify(&error)))
                 }
                 // Boxed, so that the future stays small where there is one server.
-                Connection::Fleet(fleet) => Box::pin(fleet.run(script, call, timeout)).await,
+                Connection::Fleet(fleet) => in_place(|| fleet.run(script, call, timeout)).await,
             }
         }
     }
@@ -58,6 +58,11 @@ impl Connection {
     /// Returns whether names belong to slots. Then one call takes keys of one slot only.
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self, Connection::Fleet(fleet) if fleet.is_cluster())
+    }
+
+    /// Returns the slot of a key of a cluster, of which a call takes keys of one only. Elsewhere all keys are in one slot.
+    pub(super) fn slot(&self, key: [&str; 2]) -> u16 {
+        if self.is_cluster() { slot(key.concat().as_bytes()) } else { 0 }
     }
 
     /// Returns whether a call was refused because its slot is being moved and only some of its keys have moved.
@@ -71,6 +76,13 @@ impl Connection {
             Connection::Fleet(fleet) => fleet.close().await,
         }
     }
+}
+
+/// Boxes a future and writes it in its final place. The future of a call takes six kilobytes, which `Box::pin` would
+/// copy. Of the lone requests of a batcher the compiler copies it all the same.
+#[inline]
+pub(super) fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    Box::into_pin(Box::write(Box::new_uninit(), make()))
 }
 
 /// The server to which the connection for requests leads, as far as it is known.

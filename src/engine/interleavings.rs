@@ -12,8 +12,9 @@ mod tests {
     use crate::engine::background::jobs::Work;
     use crate::engine::machine::timing::Timing;
     use crate::engine::run::Engine;
-    use crate::engine::shared::core::{Core, Settings, WorkQueues};
+    use crate::engine::shared::core::{Core, WorkQueues};
     use crate::engine::shared::lifecycle::Stage;
+    use crate::engine::shared::settings::Settings;
     use crate::error::{ErrorKind, Loss};
     use crate::locks::lock::Lock;
     use crate::locks::rw_lock::{RwLock, Upgraded};
@@ -62,7 +63,7 @@ mod tests {
         fn run(test: impl FnOnce(&Arc<Self>)) {
             let store = MemoryStore::new();
             let settings = Settings {
-                handoff_bound: 2,
+                max_local_handoffs: 2,
                 fencing: Some(Fencing::new(3, Some(Duration::from_secs(3_600)))),
                 ..Settings::PLAIN
             };

@@ -57,7 +57,7 @@ pub(crate) use acquire::set::SetCall;
 pub(crate) use acquire::{
     AFTER_EXPIRY, AcquireSpec, Claim, Polling, WaitLimit, acquire, acquire_as,
 };
-pub(crate) use admin::close::{self, Closed};
+pub(crate) use admin::close::{self, CloseOutcome};
 pub(crate) use admin::revoke;
 pub(crate) use admin::steal::{steal, want};
 pub(crate) use background::presence;
@@ -66,15 +66,17 @@ pub(crate) use hold::describe::{self, LeaderEntry};
 pub(crate) use hold::{handoff, release, renew};
 pub(crate) use machine::count::Share;
 pub(crate) use machine::hold::Phase;
+pub(crate) use machine::policy::CallSite;
 pub(crate) use machine::timing::Timing;
 pub(crate) use run::Engine;
 pub(crate) use shared::calls;
-pub(crate) use shared::core::{Core, Settings};
+pub(crate) use shared::core::Core;
 pub(crate) use shared::hold::Hold;
 pub(crate) use shared::lifecycle::Stage;
-pub(crate) use shared::options::{Caller, Options, check_stall_after, setters};
+pub(crate) use shared::options::{Options, check_stall_after, setters};
 pub(crate) use shared::overrun::Overruns;
 pub use shared::overrun::{Overrun, OverrunHook, OverrunReport};
 pub(crate) use shared::pulse::CallPulse;
 pub(crate) use shared::report::{self, StoreRefusal};
 pub(crate) use shared::served::{self, Timed, Unanswered};
+pub(crate) use shared::settings::Settings;

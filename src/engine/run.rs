@@ -16,10 +16,11 @@
 
 use super::hold::handoff;
 use super::machine::timing::Timing;
-use super::shared::core::{Callbacks, Core, Settings, WorkQueues};
+use super::shared::core::{Callbacks, Core, WorkQueues};
 use super::shared::hold::Hold;
 use super::shared::lifecycle::Stage;
 use super::shared::schedule::Group;
+use super::shared::settings::Settings;
 use super::{background, watchdog};
 use crate::clock::{self, Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};

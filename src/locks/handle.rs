@@ -33,20 +33,20 @@ impl Handle {
     }
 
     /// Acquires the name, however long that takes.
-    pub(crate) async fn lock(&mut self, wanted: AcquireSpec<'_>) -> Result<Lease> {
-        self.acquire(wanted, WaitLimit::Forever).await?.ok_or_else(Error::silent)
+    pub(crate) async fn lock(&mut self, spec: AcquireSpec<'_>) -> Result<Lease> {
+        self.acquire(spec, WaitLimit::Forever).await?.ok_or_else(Error::silent)
     }
 
     /// Acquires the name, or enters the last hold again.
     pub(crate) async fn acquire(
         &mut self,
-        wanted: AcquireSpec<'_>,
+        spec: AcquireSpec<'_>,
         limit: WaitLimit,
     ) -> Result<Option<Lease>> {
-        runtime::need_at(wanted.caller());
+        runtime::need_at(spec.caller());
         let Self { engine, name, current } = self;
         let name = name.as_ref().map_err(Error::clone)?;
-        let claim = acquire(&engine.core, name, wanted, current, limit).await?;
+        let claim = acquire(&engine.core, name, spec, current, limit).await?;
         Ok(claim.map(|claim| Lease::new(engine, claim)))
     }
 }

@@ -73,13 +73,13 @@ pub struct Lease {
 /// Reports progress of a lease, as long as it is there.
 #[cfg(feature = "tower")]
 #[derive(Debug)]
-pub(crate) struct Reporter(Weak<Engine>, Weak<Hold>);
+pub(crate) struct ProgressHandle(Weak<Engine>, Weak<Hold>);
 
 #[cfg(feature = "tower")]
-impl Reporter {
-    pub(crate) fn report(&self) {
+impl ProgressHandle {
+    pub(crate) fn progress(&self) {
         if let (Some(engine), Some(hold)) = (self.0.upgrade(), self.1.upgrade()) {
-            hold.report(&engine.core);
+            hold.progress(&engine.core);
         }
     }
 }
@@ -624,13 +624,13 @@ impl Lease {
     /// ```
     #[doc(alias = "heartbeat")]
     pub fn progress(&self) {
-        self.hold.report(self.core());
+        self.hold.progress(self.core());
     }
 
     /// Returns what reports progress without the lease.
     #[cfg(feature = "tower")]
-    pub(crate) fn reporter(&self) -> Reporter {
-        Reporter(Arc::downgrade(&self.engine), Arc::downgrade(&self.hold))
+    pub(crate) fn progress_handle(&self) -> ProgressHandle {
+        ProgressHandle(Arc::downgrade(&self.engine), Arc::downgrade(&self.hold))
     }
 
     /// Releases the lease after its work is done, and keeps the name closed for `keep`, as [`unlock`](Lease::unlock) does

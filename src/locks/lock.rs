@@ -1,6 +1,6 @@
 //! The handles that lock a name.
 
-use crate::engine::{self, AcquireSpec, Caller, Engine, Options, WaitLimit, setters};
+use crate::engine::{self, AcquireSpec, CallSite, Engine, Options, WaitLimit, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -145,8 +145,8 @@ impl Lock {
     #[doc(alias = "acquire")]
     #[track_caller]
     pub fn lock(&mut self) -> impl Future<Output = Result<Lease>> + use<'_> {
-        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller());
-        self.handle.lock(wanted)
+        let spec = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        self.handle.lock(spec)
     }
 
     /// Locks if the name is free now; returns `None` if it is not.
@@ -191,8 +191,8 @@ impl Lock {
     #[doc(alias = "try_acquire")]
     #[track_caller]
     pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
-        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller());
-        self.handle.acquire(wanted, WaitLimit::Once)
+        let spec = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        self.handle.acquire(spec, WaitLimit::Once)
     }
 
     /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if other holders have it until
@@ -234,8 +234,8 @@ impl Lock {
         &mut self,
         timeout: Duration,
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
-        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller());
-        self.handle.acquire(wanted, WaitLimit::For(timeout))
+        let spec = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        self.handle.acquire(spec, WaitLimit::For(timeout))
     }
 
     /// Locks, runs `body` while the lease is held, and releases it.
@@ -276,8 +276,8 @@ impl Lock {
     {
         let caller = Location::caller();
         async move {
-            let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(caller);
-            let lease = self.handle.lock(wanted).await?;
+            let spec = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(caller);
+            let lease = self.handle.lock(spec).await?;
             let result = lease.run(body(self, &lease)).await;
             finish(result, lease.unlock().await, self.name())
         }
@@ -391,8 +391,8 @@ impl Lock {
         let reason = Reason::new(&engine.core.author(), why.as_ref())?;
         let holder = engine::want(&engine.core, name, options, current, &reason).await?;
         let limit = WaitLimit::For(patience);
-        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options);
-        let polite = self.handle.acquire(wanted, limit).await?;
+        let spec = AcquireSpec::from(Mode::Exclusive).with(&self.options);
+        let polite = self.handle.acquire(spec, limit).await?;
         match (polite, holder) {
             (Some(lease), _) => Ok(Some(lease)),
             (None, Some(holder)) => self.steal_from(why.as_ref(), Some(&holder)).await,
@@ -438,8 +438,8 @@ impl Holder {
         &mut self,
         name: N,
     ) -> impl Future<Output = Result<Lease>> + use<'_, N> {
-        let wanted = AcquireSpec::from(Mode::Exclusive).at(Location::caller());
-        async move { self.handle(name.as_ref(), wanted.caller())?.lock(wanted).await }
+        let spec = AcquireSpec::from(Mode::Exclusive).at(Location::caller());
+        async move { self.handle(name.as_ref(), spec.caller())?.lock(spec).await }
     }
 
     /// Locks `name` if it is free now, as [`Lock::try_lock`] does.
@@ -460,10 +460,8 @@ impl Holder {
         &mut self,
         name: N,
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
-        let wanted = AcquireSpec::from(Mode::Exclusive).at(Location::caller());
-        async move {
-            self.handle(name.as_ref(), wanted.caller())?.acquire(wanted, WaitLimit::Once).await
-        }
+        let spec = AcquireSpec::from(Mode::Exclusive).at(Location::caller());
+        async move { self.handle(name.as_ref(), spec.caller())?.acquire(spec, WaitLimit::Once).await }
     }
 
     /// Waits until this handle holds `name`, for at most `timeout`, as [`Lock::lock_timeout`] does.
@@ -485,13 +483,13 @@ impl Holder {
         name: N,
         timeout: Duration,
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
-        let wanted = AcquireSpec::from(Mode::Exclusive).at(Location::caller());
+        let spec = AcquireSpec::from(Mode::Exclusive).at(Location::caller());
         let limit = WaitLimit::For(timeout);
-        async move { self.handle(name.as_ref(), wanted.caller())?.acquire(wanted, limit).await }
+        async move { self.handle(name.as_ref(), spec.caller())?.acquire(spec, limit).await }
     }
 
     /// Returns the handle on a name.
-    fn handle(&mut self, name: &str, caller: Caller) -> Result<&mut Handle> {
+    fn handle(&mut self, name: &str, caller: CallSite) -> Result<&mut Handle> {
         runtime::need_at(caller);
         let name = Name::new(name)?;
         if self.handles.len() >= self.sweep_at {

@@ -19,7 +19,7 @@ use crate::engine::{
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::locks::lease::{Lease, finish, run_while_held};
 use crate::store::{Mode, Name};
-use crate::util::join::{Call, all, all_but, first};
+use crate::util::join::{BoxedCall, all, all_but, first};
 use crate::util::runtime;
 use std::fmt;
 use std::future::Future;
@@ -326,7 +326,7 @@ impl MultiLock {
     ) -> Result<Option<MultiLease>> {
         let engine = Arc::clone(&self.engine);
         let options = self.options.clone();
-        let wanted = AcquireSpec::from(Mode::Exclusive).with(&options).at(caller);
+        let spec = AcquireSpec::from(Mode::Exclusive).with(&options).at(caller);
         let core = &engine.core;
         let start = core.now();
         let passed = || core.now().saturating_duration_since(start);
@@ -347,7 +347,7 @@ impl MultiLock {
             |heard: Instant| core.now().saturating_duration_since(heard) < core.timing.attempt;
         loop {
             // Boxed: the future of a call for each name is large.
-            let round = Box::pin(self.ask_all(wanted, awaited.take(), atomic));
+            let round = Box::pin(self.ask_all(spec, awaited.take(), atomic));
             let round = match left() {
                 WaitLimit::For(left) if refusals > 0 && left.is_zero() => return Ok(None),
                 // A round ends soon, unless the store does not answer.
@@ -380,7 +380,7 @@ impl MultiLock {
                 Round::Refused(at) | Round::Unanswered(at, _) => {
                     refusals += 1;
                     if refusals > MOST_REFUSALS || passed() > core.timing.ttl / 3 {
-                        let Some(leases) = Box::pin(self.one_by_one(wanted, left)).await? else {
+                        let Some(leases) = Box::pin(self.one_by_one(spec, left)).await? else {
                             return Ok(None);
                         };
                         match MultiLease::new(leases) {
@@ -390,7 +390,7 @@ impl MultiLock {
                         }
                     }
                     // This waits for one name, and also for an answer of the store, while nothing else is held.
-                    match self.entries[at].lock(&engine, wanted, left()).await? {
+                    match self.entries[at].lock(&engine, spec, left()).await? {
                         Some(lease) => {
                             heard = Some(core.now());
                             awaited = Some((at, lease));
@@ -405,7 +405,7 @@ impl MultiLock {
     /// Asks once for all names at the same time, but for the one that is there. Releases all of them if one is refused.
     async fn ask_all(
         &mut self,
-        wanted: AcquireSpec<'_>,
+        spec: AcquireSpec<'_>,
         there: Option<(usize, Lease)>,
         atomic: bool,
     ) -> Result<Round> {
@@ -414,9 +414,9 @@ impl MultiLock {
         let set = &SetCall::new(atomic);
         let asked = self.entries.iter_mut().enumerate().filter(|(at, _)| Some(*at) != except);
         let calls = asked.map(|(at, entry)| {
-            let wanted = wanted.of_set(set);
-            Box::pin(async move { (at, entry.lock(engine, wanted, WaitLimit::Once).await) })
-                as Call<'_, Answer>
+            let spec = spec.of_set(set);
+            Box::pin(async move { (at, entry.lock(engine, spec, WaitLimit::Once).await) })
+                as BoxedCall<'_, Answer>
         });
         let has_name = |(_, answer): &Answer| matches!(answer, Ok(Some(_)));
         let next = |ended: &[Option<Answer>]| set.next(&engine.core, ended, has_name);
@@ -451,12 +451,12 @@ impl MultiLock {
     /// Takes the names one after the other, in their order.
     async fn one_by_one(
         &mut self,
-        wanted: AcquireSpec<'_>,
+        spec: AcquireSpec<'_>,
         left: impl Fn() -> WaitLimit,
     ) -> Result<Option<Vec<Lease>>> {
         let mut leases: Vec<Lease> = Vec::with_capacity(self.entries.len());
         for entry in &mut self.entries {
-            match entry.lock(&self.engine, wanted, left()).await? {
+            match entry.lock(&self.engine, spec, left()).await? {
                 Some(lease) => leases.push(lease),
                 None => return Ok(None),
             }
@@ -477,11 +477,11 @@ impl Entry {
     async fn lock(
         &mut self,
         engine: &Arc<Engine>,
-        wanted: AcquireSpec<'_>,
+        spec: AcquireSpec<'_>,
         limit: WaitLimit,
     ) -> Result<Option<Lease>> {
         let Self { name, current } = self;
-        let result = acquire(&engine.core, name, wanted, current, limit).await;
+        let result = acquire(&engine.core, name, spec, current, limit).await;
         let claim = result.map_err(|error| error.of_name(name.as_str()))?;
         Ok(claim.map(|claim| Lease::in_advance(engine, claim)))
     }
@@ -540,7 +540,7 @@ impl MultiLease {
     ///
     /// Safe. Call it again and nothing is missed, because a loss is final.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
-        let calls = self.leases.iter().map(|lease| Box::pin(lease.lost()) as Call<'static, _>);
+        let calls = self.leases.iter().map(|lease| Box::pin(lease.lost()) as BoxedCall<'static, _>);
         let calls: Vec<_> = calls.collect();
         async move {
             match first(calls, Some).await {
@@ -608,7 +608,7 @@ impl MultiLease {
             let name = lease.name().to_owned();
             // Each call ends its lease when it is polled first, or dropped.
             Box::pin(async move { lease.unlock().await.map_err(|error| (name, error)) })
-                as Call<'_, _>
+                as BoxedCall<'_, _>
         });
         let failed = all(calls.collect()).await.into_iter().filter_map(Result::err);
         Error::of_names(failed.collect()).map_or(Ok(()), Err)

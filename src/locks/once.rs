@@ -217,9 +217,9 @@ impl Job {
     ) -> Result<Option<Entered>> {
         let core = &self.engine.core;
         let refusal = StoreRefusal::new();
-        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(caller);
-        let wanted = wanted.with_refusal(&refusal);
-        if let Some(claim) = acquire(core, name, wanted, &mut None, WaitLimit::Once).await? {
+        let spec = AcquireSpec::from(Mode::Exclusive).with(&self.options).at(caller);
+        let spec = spec.with_refusal(&refusal);
+        if let Some(claim) = acquire(core, name, spec, &mut None, WaitLimit::Once).await? {
             return Ok(Some(Entered::Lease(Lease::new(&self.engine, claim))));
         }
         match refusal.get() {

@@ -375,8 +375,8 @@ impl RwLock {
         let current = self.current.lock().clone();
         let (mut hold, share) =
             current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));
-        let wanted = AcquireSpec::from(mode).with(&self.options).at(caller);
-        let claim = acquire_as(&self.engine.core, name, wanted, &mut hold, share, limit).await?;
+        let spec = AcquireSpec::from(mode).with(&self.options).at(caller);
+        let claim = acquire_as(&self.engine.core, name, spec, &mut hold, share, limit).await?;
         let Some(claim) = claim else { return Ok(None) };
         *self.current.lock() = hold.map(|hold| (hold, claim.share()));
         Ok(Some(Lease::new(&self.engine, claim)))

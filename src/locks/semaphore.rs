@@ -378,8 +378,8 @@ impl Semaphore {
             )));
         }
         let mode = Mode::Permits { size, take: count };
-        let wanted = AcquireSpec::from(mode).with(&self.options).at(caller);
-        let claim = acquire(&self.engine.core, name, wanted, &mut None, limit).await?;
+        let spec = AcquireSpec::from(mode).with(&self.options).at(caller);
+        let claim = acquire(&self.engine.core, name, spec, &mut None, limit).await?;
         Ok(claim.map(|claim| Permit { count, lease: Lease::new(&self.engine, claim) }))
     }
 }

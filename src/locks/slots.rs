@@ -6,7 +6,7 @@ use crate::engine::{
 use crate::error::{Error, Result};
 use crate::locks::lease::Lease;
 use crate::store::{Mode, Name};
-use crate::util::join::{Call, first};
+use crate::util::join::{BoxedCall, first};
 use crate::util::runtime;
 use crate::util::sync::Mutex;
 use std::fmt;
@@ -108,10 +108,10 @@ impl Slots {
     /// Safe. If it is dropped, slots that the store grants to it are released in the background.
     #[track_caller]
     pub fn take(&self) -> impl Future<Output = Result<Slot>> + use<'_> {
-        let wanted = self.wanted();
+        let spec = self.spec();
         async move {
-            runtime::need_at(wanted.caller());
-            self.wait(wanted, &Progress::default()).await
+            runtime::need_at(spec.caller());
+            self.wait(spec, &Progress::default()).await
         }
     }
 
@@ -133,10 +133,10 @@ impl Slots {
     /// Safe. If it is dropped, a slot that the store grants to it is released in the background.
     #[track_caller]
     pub fn try_take(&self) -> impl Future<Output = Result<Option<Slot>>> + use<'_> {
-        let wanted = self.wanted();
+        let spec = self.spec();
         async move {
-            runtime::need_at(wanted.caller());
-            self.look(wanted, &Progress::default()).await
+            runtime::need_at(spec.caller());
+            self.look(spec, &Progress::default()).await
         }
     }
 
@@ -161,17 +161,17 @@ impl Slots {
         &self,
         timeout: Duration,
     ) -> impl Future<Output = Result<Option<Slot>>> + use<'_> {
-        let wanted = self.wanted();
+        let spec = self.spec();
         async move {
-            runtime::need_at(wanted.caller());
+            runtime::need_at(spec.caller());
             let progress = Progress::default();
             if timeout.is_zero() {
-                return self.look(wanted, &progress).await;
+                return self.look(spec, &progress).await;
             }
             let core = &self.engine.core;
             let timed = Timed { start: core.now(), limit: timeout };
             // Asked about before it is dropped, with its requests.
-            let mut waiting = pin!(self.wait(wanted, &progress));
+            let mut waiting = pin!(self.wait(spec, &progress));
             match tokio::time::timeout(timeout, waiting.as_mut()).await {
                 Ok(slot) => slot.map(Some),
                 Err(_) => progress.out_of_time(core, timed).map_or(Ok(None), Err),
@@ -206,12 +206,12 @@ impl Slots {
     /// ```
     #[track_caller]
     pub fn take_index(&self, index: u32) -> impl Future<Output = Result<Slot>> + use<'_> {
-        let wanted = self.wanted();
+        let spec = self.spec();
         async move {
-            runtime::need_at(wanted.caller());
+            runtime::need_at(spec.caller());
             consume_budget().await;
             self.check_index(index)?;
-            let slot = self.slot(wanted, index, WaitLimit::Forever).await?;
+            let slot = self.slot(spec, index, WaitLimit::Forever).await?;
             slot.ok_or_else(Error::silent)
         }
     }
@@ -234,17 +234,17 @@ impl Slots {
         &self,
         index: u32,
     ) -> impl Future<Output = Result<Option<Slot>>> + use<'_> {
-        let wanted = self.wanted();
+        let spec = self.spec();
         async move {
-            runtime::need_at(wanted.caller());
+            runtime::need_at(spec.caller());
             consume_budget().await;
             self.check_index(index)?;
-            self.slot(wanted, index, WaitLimit::Once).await
+            self.slot(spec, index, WaitLimit::Once).await
         }
     }
 
     #[track_caller]
-    fn wanted(&self) -> AcquireSpec<'_> {
+    fn spec(&self) -> AcquireSpec<'_> {
         AcquireSpec::from(Mode::Exclusive).with(&self.options).at(Location::caller())
     }
 
@@ -260,23 +260,23 @@ impl Slots {
     /// Asks for one slot.
     async fn slot(
         &self,
-        wanted: AcquireSpec<'_>,
+        spec: AcquireSpec<'_>,
         index: u32,
         limit: WaitLimit,
     ) -> Result<Option<Slot>> {
         let name = slot_name(self.name.as_ref().map_err(Error::clone)?, index)?;
-        let claim = acquire(&self.engine.core, &name, wanted, &mut None, limit).await?;
+        let claim = acquire(&self.engine.core, &name, spec, &mut None, limit).await?;
         Ok(claim.map(|claim| Slot { index, lease: Lease::new(&self.engine, claim) }))
     }
 
     /// Looks for a free slot.
-    async fn look(&self, wanted: AcquireSpec<'_>, progress: &Progress) -> Result<Option<Slot>> {
+    async fn look(&self, spec: AcquireSpec<'_>, progress: &Progress) -> Result<Option<Slot>> {
         let name = self.name.as_ref().map_err(Error::clone)?;
         let queue = &self.engine.core.queue;
         for index in self.order() {
             let slot_name = slot_name(name, index)?;
             progress.asks(vec![slot_name.clone()]);
-            let slot = self.slot(wanted, index, WaitLimit::Once).await?;
+            let slot = self.slot(spec, index, WaitLimit::Once).await?;
             if slot.is_some() {
                 return Ok(slot);
             }
@@ -308,14 +308,14 @@ impl Slots {
     }
 
     /// Looks for a free slot and waits for one, in turns, until it has one.
-    async fn wait(&self, wanted: AcquireSpec<'_>, progress: &Progress) -> Result<Slot> {
+    async fn wait(&self, spec: AcquireSpec<'_>, progress: &Progress) -> Result<Slot> {
         self.name.as_ref().map_err(Error::clone)?;
         let core = &self.engine.core;
         let mut unanswered = Unanswered::default();
         loop {
             let started = core.now();
-            let found = match Box::pin(self.look(wanted, progress)).await {
-                Ok(None) => self.wait_for_any(wanted, progress).await,
+            let found = match Box::pin(self.look(spec, progress)).await {
+                Ok(None) => self.wait_for_any(spec, progress).await,
                 found => found,
             };
             match found {
@@ -338,7 +338,7 @@ impl Slots {
     /// Waits until one of the slots is free: of all of them, or of some for the poll interval.
     async fn wait_for_any(
         &self,
-        wanted: AcquireSpec<'_>,
+        spec: AcquireSpec<'_>,
         progress: &Progress,
     ) -> Result<Option<Slot>> {
         let (indexes, limit): (Vec<u32>, _) = if self.size <= WAITED_FOR {
@@ -349,14 +349,14 @@ impl Slots {
                 (0..WAITED_FOR).map(|_| draw(&self.engine, self.size)).collect();
             drawn.sort_unstable();
             drawn.dedup();
-            (drawn, WaitLimit::For(self.engine.core.settings.poll_bound))
+            (drawn, WaitLimit::For(self.engine.core.settings.max_poll_interval))
         };
         let name = self.name.as_ref().map_err(Error::clone)?;
         let names = indexes.iter().map(|index| slot_name(name, *index));
         progress.asks(names.collect::<Result<_>>()?);
         let calls = indexes
             .into_iter()
-            .map(|index| Box::pin(self.slot(wanted, index, limit)) as Call<'_, _>);
+            .map(|index| Box::pin(self.slot(spec, index, limit)) as BoxedCall<'_, _>);
         let mut failed = None;
         let slot = first(calls.collect(), |slot| match slot {
             Ok(slot) => {

@@ -20,7 +20,8 @@ use std::time::Duration;
 const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(60 * 60);
 const LONGEST_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 const DEFAULT_POLL_INTERVAL: Duration = Duration::from_secs(1);
-const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
+const SHORTEST_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const LONGEST_POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// A chain of 128 holders makes the two calls around it cheap (0.08 commands each), and the turn of
 /// another process is less than a millisecond away when no holder keeps it for long.
 const DEFAULT_LOCAL_HANDOFFS: u32 = 127;
@@ -31,6 +32,15 @@ const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
 pub(super) fn timing_of(ttl: Duration, grace: Option<Duration>) -> Result<Timing> {
     let timing = Timing::new(ttl)?;
     grace.map_or(Ok(timing), |grace| timing.with_grace(grace))
+}
+
+/// For how long the store remembers fencing tokens.
+#[derive(Clone, Copy, Debug)]
+enum FenceRetention {
+    /// For a time that depends on T.
+    Default,
+    For(Duration),
+    Forever,
 }
 
 /// The settings of a [`LeaseManager`].
@@ -73,8 +83,7 @@ pub struct Builder {
     fencing: bool,
     require_fencing: bool,
     pub(super) owner: Option<Owner>,
-    /// `None`: the default, which depends on T.
-    fence_retention: Option<Option<Duration>>,
+    fence_retention: FenceRetention,
     pub(super) dedicated_thread: Option<bool>,
     #[cfg(feature = "testing")]
     seed: Option<u64>,
@@ -97,7 +106,7 @@ impl Default for Builder {
             fencing: true,
             require_fencing: false,
             owner: None,
-            fence_retention: None,
+            fence_retention: FenceRetention::Default,
             dedicated_thread: None,
             #[cfg(feature = "testing")]
             seed: None,
@@ -316,7 +325,7 @@ impl Builder {
     ///
     /// Defaults to 1 h or two TTLs, whichever is longer.
     pub fn fence_retention(mut self, retention: Option<Duration>) -> Self {
-        self.fence_retention = Some(retention);
+        self.fence_retention = retention.map_or(FenceRetention::Forever, FenceRetention::For);
         self
     }
 
@@ -699,7 +708,7 @@ impl Builder {
         let timing = timing_of(self.ttl, self.grace)?;
         self.stall_after.map_or(Ok(()), check_stall_after)?;
         if let Some(bound) = self.max_poll_interval
-            && !(POLL_INTERVALS.0..=POLL_INTERVALS.1).contains(&bound)
+            && !(SHORTEST_POLL_INTERVAL..=LONGEST_POLL_INTERVAL).contains(&bound)
         {
             return Err(Error::invalid(format!(
                 "a max_poll_interval of {bound:?} is out of range; choose 1 ms to 60 s"
@@ -740,12 +749,17 @@ impl Builder {
 
     /// Returns the name of a setting that a store without fencing tokens cannot have, if one is set.
     pub(super) fn needs_fencing(&self) -> Option<&'static str> {
-        let retention = self.fence_retention.map(|_| "fence_retention");
+        let is_set = !matches!(self.fence_retention, FenceRetention::Default);
+        let retention = is_set.then_some("fence_retention");
         self.require_fencing.then_some("require_fencing").or(retention)
     }
 
     fn retention(&self, timing: &Timing) -> Option<Duration> {
-        self.fence_retention.unwrap_or(Some(DEFAULT_FENCE_RETENTION.max(timing.ttl * 2)))
+        match self.fence_retention {
+            FenceRetention::Default => Some(DEFAULT_FENCE_RETENTION.max(timing.ttl * 2)),
+            FenceRetention::For(retention) => Some(retention),
+            FenceRetention::Forever => None,
+        }
     }
 
     pub(super) fn settings(&self, timing: &Timing) -> Settings {
@@ -753,8 +767,10 @@ impl Builder {
             max_hold: self.max_hold,
             stall_after: self.stall_after,
             warn_held: self.warn_held,
-            poll_bound: self.max_poll_interval.unwrap_or(DEFAULT_POLL_INTERVAL.min(timing.ttl / 3)),
-            handoff_bound: self.max_local_handoffs,
+            max_poll_interval: self
+                .max_poll_interval
+                .unwrap_or(DEFAULT_POLL_INTERVAL.min(timing.ttl / 3)),
+            max_local_handoffs: self.max_local_handoffs,
             classify: self.classify,
             fencing: self
                 .fencing

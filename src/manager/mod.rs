@@ -9,7 +9,7 @@ pub use builder::Builder;
 pub use close_error::CloseError;
 pub use holding::Holding;
 
-use crate::engine::{Closed, Engine, calls, close, describe, presence, report, revoke};
+use crate::engine::{CloseOutcome, Engine, calls, close, describe, presence, report, revoke};
 use crate::error::Result;
 use crate::locks::election::Election;
 use crate::locks::lock::{Holder, Lock};
@@ -588,7 +588,7 @@ impl LeaseManager {
     /// # }
     /// ```
     pub async fn close(&self) -> Result<(), CloseError> {
-        let Closed { released, failed } = close::close(&self.engine.core).await;
+        let CloseOutcome { released, failed } = close::close(&self.engine.core).await;
         if failed.is_empty() { Ok(()) } else { Err(CloseError { released, failed }) }
     }
 }

@@ -74,7 +74,7 @@ const RATE_ERROR_DIVISOR: u32 = 100;
 const ROUNDING: Duration = Duration::from_millis(2);
 
 /// Returns the part of a time to live for which the store surely keeps a hold, from the moment at which its request left.
-pub(crate) fn usable(ttl: Duration) -> Duration {
+pub(crate) fn surely_kept(ttl: Duration) -> Duration {
     (ttl - ttl / RATE_ERROR_DIVISOR).saturating_sub(ROUNDING)
 }
 
@@ -179,12 +179,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the abilities of this store. The engine asks once, and the answer must not change.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns the part of the store that keeps `name`, if parts can fail on their own; 0 for a store without parts, as this
-    /// default does.
+    /// Returns the shard of the store that keeps `name`, if parts of it can fail on their own; 0 for a store that is one, as
+    /// this default does.
     ///
-    /// An answer of one part says nothing about a silence of another: a call that gets no answer in time fails as
-    /// [`Unavailable`](crate::ErrorKind::Unavailable), unless the same part has served another call. The part is a hint, and may
-    /// change at any time.
+    /// An answer of one shard says nothing about a silence of another: a call that gets no answer in time fails as
+    /// [`Unavailable`](crate::ErrorKind::Unavailable), unless the same shard has served another call. The shard is a hint, and
+    /// may change at any time.
     fn shard(&self, name: &Name) -> usize {
         let _ = name;
         0
@@ -235,9 +235,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Extends many leases at once, by as few calls as the store can make of the batch. Each item is in one of them.
     ///
-    /// The store alone divides a batch, by what fits into a call and by its own [parts](Store::shard):
+    /// The store alone divides a batch, by what fits into a call and by its own [shards](Store::shard):
     /// [`RenewCall::divide`] does that. The engine polls each call by itself and applies its verdicts as they arrive, so a
-    /// slow part delays no lease of another.
+    /// slow shard delays no lease of another.
     ///
     /// # Errors
     ///

@@ -9,7 +9,7 @@
 use super::lease_body::LeaseBody;
 use crate::engine::Overrun;
 use crate::error::{Error, ErrorKind, Loss, Result as LeaseResult};
-use crate::locks::lease::{Lease, Reporter};
+use crate::locks::lease::{Lease, ProgressHandle};
 use crate::manager::LeaseManager;
 use crate::store::{HolderId, HolderInfo};
 use http::header::RETRY_AFTER;
@@ -371,7 +371,7 @@ struct Identity {
     fence: Option<u64>,
     holder_id: HolderId,
     token: CancellationToken,
-    reporter: Reporter,
+    progress_handle: ProgressHandle,
 }
 
 impl RequestLease {
@@ -381,7 +381,7 @@ impl RequestLease {
             fence: lease.fence(),
             holder_id: lease.holder_id(),
             token: lease.cancellation_token(),
-            reporter: lease.reporter(),
+            progress_handle: lease.progress_handle(),
         }))
     }
 
@@ -408,7 +408,7 @@ impl RequestLease {
     /// longer must call it, and so must a body that [keeps the lease](LeaseLayer::until_body_ends). After the lease has
     /// ended it has no effect.
     pub fn progress(&self) {
-        self.0.reporter.report();
+        self.0.progress_handle.progress();
     }
 
     /// Returns a token that fires when the lease ends: lost, or released because the request ended. Give it to what

@@ -51,7 +51,7 @@ mod outbox {
 }
 
 /// A future of a call, on the heap because there are several.
-pub(crate) type Call<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(crate) type BoxedCall<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What to do when each call that has not ended was polled.
 pub(crate) enum Next {
@@ -61,7 +61,7 @@ pub(crate) enum Next {
 }
 
 /// Waits until all calls have ended. Returns their outputs in the order of the calls.
-pub(crate) async fn all<T>(calls: Vec<Call<'_, T>>) -> Vec<T> {
+pub(crate) async fn all<T>(calls: Vec<BoxedCall<'_, T>>) -> Vec<T> {
     let outputs = all_but(calls, |_| Next::Wait).await;
     outputs.into_iter().flatten().collect()
 }
@@ -69,7 +69,7 @@ pub(crate) async fn all<T>(calls: Vec<Call<'_, T>>) -> Vec<T> {
 /// Waits until all calls have ended, or until `next`, which gets their outputs after each round of polls, stops it. Calls
 /// that have not ended are dropped then, and have no output.
 pub(crate) async fn all_but<T>(
-    calls: Vec<Call<'_, T>>,
+    calls: Vec<BoxedCall<'_, T>>,
     mut next: impl FnMut(&[Option<T>]) -> Next,
 ) -> Vec<Option<T>> {
     #[cfg(feature = "redis")]
@@ -107,7 +107,7 @@ pub(crate) async fn all_but<T>(
 /// Waits until `pick` returns a value for the output of a call, and drops the other calls. Returns `None` if all calls
 /// have ended without one.
 pub(crate) async fn first<T, R>(
-    mut calls: Vec<Call<'_, T>>,
+    mut calls: Vec<BoxedCall<'_, T>>,
     mut pick: impl FnMut(T) -> Option<R>,
 ) -> Option<R> {
     poll_fn(|cx| {

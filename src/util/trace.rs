@@ -114,7 +114,7 @@ pub(crate) fn start() {
 }
 
 /// Returns whether a subscriber may want lines of this level. Reads only a static.
-pub(crate) fn wanted(level: Level) -> bool {
+pub(crate) fn is_enabled(level: Level) -> bool {
     level <= LevelFilter::current()
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn later<W>(level: Level, prepare: impl FnOnce() -> W)
 where
     W: FnOnce() + Send + 'static,
 {
-    if wanted(level) {
+    if is_enabled(level) {
         LOG.push(Box::new(prepare()));
     }
 }
@@ -243,7 +243,7 @@ impl Subscriber for Catcher {
     }
 
     fn enabled(&self, line: &Metadata<'_>) -> bool {
-        line.is_event() && wanted(*line.level())
+        line.is_event() && is_enabled(*line.level())
     }
 
     fn event(&self, event: &Event<'_>) {

@@ -48,7 +48,7 @@ const RENAMED: &[(&[&str], &str)] = &[
     (&["pass on", "passed on", "hand over", "handed over", "handed on"], "hand off"),
     (&["reaper"], "jobs"),
     (&["rights"], "permissions"),
-    (&["seat", "seats"], "holder slot"),
+    (&["seat", "seats", "seated", "reseat"], "holder slot"),
     (&["spare"], "fallback"),
     (&["tell", "tells", "told", "teller", "tellers"], "report, record"),
     (&["ticket", "tickets"], "waiter guard"),
@@ -57,8 +57,11 @@ const RENAMED: &[(&[&str], &str)] = &[
 
 /// Words that the identifiers of src/ do not have either. In the name of a test they are plain English.
 const RENAMED_IN_SRC: &[(&[&str], &str)] = &[
+    (&["hold id"], "holder and fence; holder id"),
     (&["kind", "kinds"], "mode"),
-    (&["place", "places"], "arrival; location of a call"),
+    (&["place", "places", "placed"], "arrival; location of a call"),
+    (&["poll bound", "handoff bound"], "max poll interval, max local handoffs"),
+    (&["reporter", "reporters"], "progress handle"),
     (&["take"], "acquire"),
 ];
 
@@ -222,7 +225,7 @@ fn identifiers_with_replaced_words_are_found() {
     }
     assert_eq!(replacement("of_any_kind", false), None);
     assert!(replacement("is_told", false).is_some());
-    for right in ["ErrorKind", "take", "replaced", "seated", "check", "in_place", "untold"] {
+    for right in ["ErrorKind", "take", "replaced", "reheated", "check", "in_place", "untold"] {
         assert_eq!(replacement(right, true), None, "{right}");
     }
 }

@@ -51,7 +51,7 @@ impl<'a> Attempt<'a> {
         now: Instant,
     ) {
         if request.keeps_arrival() {
-            self.sweep.placed = true;
+            self.sweep.arrival_recorded = true;
             self.core.queue.claim_arrival(&request.target.name);
         }
         self.sweep.delay = request.ttl.saturating_sub(self.core.timing.ttl);
@@ -68,7 +68,7 @@ impl<'a> Attempt<'a> {
         served::note_answer(self.core, &self.sweep.target.name, self.since, &verdict);
         if let Ok(Acquired::Granted { .. }) = &verdict {
             // A grant ends the arrival.
-            self.sweep.placed = false;
+            self.sweep.arrival_recorded = false;
         }
         if let Err(error) = &verdict
             && error.fate() != Fate::NotExecuted
@@ -118,7 +118,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Has the grant of the request sent at `sent` released.
-    pub(crate) fn undo(mut self, sent: Instant) {
+    pub(crate) fn release_later(mut self, sent: Instant) {
         self.sweep.unsure(sent + self.core.delayed_ttl(self.sweep.delay));
     }
 }
@@ -129,7 +129,7 @@ impl Drop for Attempt<'_> {
         match self.flight.take() {
             Some(verdict) => self.core.submit(Job::Abandon { sweep: sweep.clone(), verdict }),
             None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep.clone())),
-            None if sweep.placed => {
+            None if sweep.arrival_recorded => {
                 line::leave_later(self.core, sweep.target.clone(), sweep.holder);
             }
             None => {}

@@ -18,7 +18,7 @@ use super::machine::chain::HandoffScope;
 use super::machine::count::Share;
 use super::machine::hold::Reentry;
 use super::machine::mode;
-use super::machine::name::Kept;
+use super::machine::name::TurnOutcome;
 use super::shared::core::Core;
 use super::shared::hold::{Grant, Hold};
 use super::shared::line::OpenArrival;
@@ -66,11 +66,11 @@ const UNANSWERED: Duration = Duration::from_millis(100);
 pub(crate) fn acquire<'a>(
     core: &'a Arc<Core>,
     name: &Name,
-    wanted: impl Into<AcquireSpec<'a>>,
+    spec: impl Into<AcquireSpec<'a>>,
     current: &mut Option<Arc<Hold>>,
     limit: WaitLimit,
 ) -> impl Future<Output = Result<Option<Claim<'a>>>> {
-    acquire_as(core, name, wanted.into(), current, Share::FIRST, limit)
+    acquire_as(core, name, spec.into(), current, Share::FIRST, limit)
 }
 
 /// Acquires a name for a handle with this hold and its share in it, traced and bounded by the caller's limit. Every lease
@@ -382,7 +382,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// Asks the store for permits, until it grants them or another call hands a hold off.
     async fn seek(&self, turn: Turn, now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
-        let mut passed = turn.seek(self.options);
+        let mut handed_off = turn.seek(self.options);
         let asked = {
             let asking = pin!(self.ask_store(turn, now));
             let asking = pin!(core.life.unless_closed(asking));
@@ -390,13 +390,13 @@ impl<'core> AcquireLoop<'_, 'core> {
                 biased;
                 asked = asking => asked,
                 // A request that is not answered yet is left to the engine.
-                Ok(Some(offered)) = &mut passed => return Ok(self.accept(offered, core.now())),
+                Ok(Some(offered)) = &mut handed_off => return Ok(self.accept(offered, core.now())),
             }
         };
         match asked {
             // A hold that was handed off as well goes to the next waiter.
             Ok(Some(claim)) => Ok(Some(claim)),
-            other => match passed.try_recv() {
+            other => match handed_off.try_recv() {
                 Ok(Some(offered)) => Ok(self.accept(offered, core.now())),
                 Ok(None) | Err(_) => other,
             },
@@ -438,7 +438,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 Ok(Acquired::Granted { sent, fence, reached, oldest }) => {
                     let now = core.now();
                     match self.keep(&turn, sent, now) {
-                        Keep::Yes => {
+                        GrantUse::Hold => {
                             let grant = Grant {
                                 options: self.options.clone(),
                                 scope: HandoffScope::of(self.fair, sent, oldest),
@@ -447,14 +447,14 @@ impl<'core> AcquireLoop<'_, 'core> {
                             let hold = Hold::begin(core, grant, self.report);
                             return Ok(Some(self.claim(hold)));
                         }
-                        Keep::Excluded => {
+                        GrantUse::Excluded => {
                             core.queue.answered(self.name);
-                            attempt.undo(sent);
+                            attempt.release_later(sent);
                             return Ok(None);
                         }
-                        Keep::No(why) => {
+                        GrantUse::AskAgain(why) => {
                             tracing::debug!(why, "grant released; asking again");
-                            attempt.undo(sent);
+                            attempt.release_later(sent);
                             attempt = Attempt::new(core, self.target(), core.draw_holder());
                             // The next one may be ready at once, and too late again.
                             yield_now().await;
@@ -523,18 +523,18 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     /// Keeps the turn for the hold of a grant that arrived at `now`, if the grant is of use.
-    fn keep(&self, turn: &Turn, sent: Instant, now: Instant) -> Keep {
+    fn keep(&self, turn: &Turn, sent: Instant, now: Instant) -> GrantUse {
         if self.core.timing.stale(sent, now) {
-            return Keep::No("it came too late");
+            return GrantUse::AskAgain("it came too late");
         }
         match turn.keep(sent, true) {
-            Kept::Yes => Keep::Yes,
-            Kept::Excluded => Keep::Excluded,
-            Kept::Forced => Keep::No("the name was forced open meanwhile"),
+            TurnOutcome::Kept => GrantUse::Hold,
+            TurnOutcome::Excluded => GrantUse::Excluded,
+            TurnOutcome::Forced => GrantUse::AskAgain("the name was forced open meanwhile"),
         }
     }
 
-    /// Waits for a hint, for the end of the turn, or until the holder's time to live or the poll bound ends. Meanwhile
+    /// Waits for a hint, for the end of the turn, or until the holder's time to live or the poll interval ends. Meanwhile
     /// it moves the turn's due time on, which shows that this future is polled.
     async fn wait_to_retry<'a>(
         &'a self,
@@ -586,7 +586,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         remaining: Option<Duration>,
     ) -> Instant {
         let now = self.core.now();
-        let bound = self.core.settings.poll_bound;
+        let bound = self.core.settings.max_poll_interval;
         let until =
             now + remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
         // A release since then may wake no waiter. If permits change hands faster than the store subscribes, none of the
@@ -776,13 +776,14 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 }
 
-/// Whether a call keeps the grant that it got.
-enum Keep {
-    Yes,
+/// What a call does with the grant that it got.
+enum GrantUse {
+    /// It begins a hold.
+    Hold,
     /// Another hold of this process excludes it.
     Excluded,
     /// It is released, and the store is asked again.
-    No(&'static str),
+    AskAgain(&'static str),
 }
 
 fn was_refused(verdict: &Acquired) -> bool {

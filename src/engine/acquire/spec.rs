@@ -3,9 +3,10 @@
 use super::set::SetCall;
 use crate::engine::hold::handoff;
 use crate::engine::machine::count::Share;
+use crate::engine::machine::policy::CallSite;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
-use crate::engine::shared::options::{Caller, NO_OPTIONS, Options};
+use crate::engine::shared::options::{NO_OPTIONS, Options};
 use crate::engine::shared::report::StoreRefusal;
 use crate::store::Mode;
 use std::panic::Location;
@@ -26,7 +27,7 @@ pub(crate) struct AcquireSpec<'a> {
     pub(super) mode: Mode,
     /// The options of the handle.
     pub(super) options: &'a Options,
-    pub(super) caller: Caller,
+    pub(super) caller: CallSite,
     /// The call for several names that it is a part of.
     pub(super) set: Option<&'a SetCall>,
     /// Where a call that asks once leaves what the store says to refuse it.
@@ -45,7 +46,7 @@ impl<'a> AcquireSpec<'a> {
     }
 
     /// Returns where the user made the call.
-    pub(crate) fn caller(&self) -> Caller {
+    pub(crate) fn caller(&self) -> CallSite {
         self.caller
     }
 

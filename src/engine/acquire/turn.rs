@@ -1,7 +1,7 @@
 //! A call in the queue of its name: the guard of its wait there, and that of its permission to ask the store.
 
 use crate::clock::Instant;
-use crate::engine::machine::name::Kept;
+use crate::engine::machine::name::TurnOutcome;
 use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::machine::waiters::Demand;
 use crate::engine::shared::hold::Hold;
@@ -226,7 +226,7 @@ impl Turn {
     /// Keeps the turn after a grant of the request sent at `sent`, by its own call or by one before it. It keeps it even if
     /// the turn was reclaimed meanwhile: the store cannot grant the name to the turns that replaced it and that exclude
     /// this mode.
-    pub(crate) fn keep(&self, sent: Instant, is_own: bool) -> Kept {
+    pub(crate) fn keep(&self, sent: Instant, is_own: bool) -> TurnOutcome {
         let Self { turn, mode, fair, .. } = *self;
         self.queue.keep(&self.name, GrantedTurn { turn, mode, fair, sent, is_own })
     }
@@ -255,7 +255,7 @@ impl Turn {
         self.turn.number
     }
 
-    /// Turns it into the slot of a hold, after [`Kept::Yes`].
+    /// Turns it into the slot of a hold, after [`TurnOutcome::Kept`].
     pub(in crate::engine) fn into_slot(mut self) -> Option<HolderSlot> {
         self.granted = true;
         HolderSlot::new(self.turn.number)

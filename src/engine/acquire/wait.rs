@@ -135,10 +135,10 @@ impl<'a> Polling<'a> {
         self.unanswered.answered();
         self.free = if is_free { self.free.saturating_add(1) } else { 0 };
         let bound = match self.free {
-            0 => self.core.settings.poll_bound,
+            0 => self.core.settings.max_poll_interval,
             times => SHORTEST_GAP * (1 << times.min(8)),
         };
-        let bound = bound.min(self.core.settings.poll_bound);
+        let bound = bound.min(self.core.settings.max_poll_interval);
         let pause = bound.min(self.left().saturating_add(AFTER_EXPIRY));
         tokio::select! {
             biased;

@@ -12,14 +12,14 @@ use std::sync::Arc;
 use tokio::task::coop::consume_budget;
 
 /// The outcome of a close.
-pub(crate) struct Closed {
+pub(crate) struct CloseOutcome {
     pub(crate) released: usize,
     /// The names that could not be released, with their errors.
     pub(crate) failed: Vec<(String, Error)>,
 }
 
 /// Fires all tokens, waits for the releases, and ends the engine.
-pub(crate) async fn close(core: &Arc<Core>) -> Closed {
+pub(crate) async fn close(core: &Arc<Core>) -> CloseOutcome {
     core.ensure_running();
     core.set_closed();
     // Before the first await: a close that is dropped there has fired all tokens.
@@ -27,7 +27,7 @@ pub(crate) async fn close(core: &Arc<Core>) -> Closed {
     consume_budget().await;
     let until = core.now() + core.timing.grace + core.timing.attempt * 2;
     let until = core.life.close_by(until);
-    let mut closed = Closed { released: 0, failed: Vec::new() };
+    let mut closed = CloseOutcome { released: 0, failed: Vec::new() };
     for hold in holds {
         let over = pin!(hold.until_over());
         let in_time = tokio::select! {

@@ -19,7 +19,7 @@ use crate::engine::acquire::Claim;
 use crate::engine::acquire::attempt::Attempt;
 use crate::engine::acquire::turn::Turn;
 use crate::engine::machine::hold::State;
-use crate::engine::machine::name::Kept;
+use crate::engine::machine::name::TurnOutcome;
 use crate::engine::shared::calls;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::{Grant, Hold};
@@ -212,8 +212,8 @@ fn begin(
 ) -> Option<Arc<Hold>> {
     let Acquired::Granted { sent, fence, reached, .. } = verdict else { return None };
     let now = core.now();
-    if core.timing.stale(sent, now) || turn.keep(sent, true) != Kept::Yes {
-        attempt.undo(sent);
+    if core.timing.stale(sent, now) || turn.keep(sent, true) != TurnOutcome::Kept {
+        attempt.release_later(sent);
         return None;
     }
     let grant = attempt.into_grant(turn, sent, fence, reached, now);

@@ -9,7 +9,7 @@ use crate::engine::hold::record::Record;
 use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end, yield_to_remote};
 use crate::engine::hold::{describe, handoff};
 use crate::engine::machine::mode;
-use crate::engine::machine::name::Kept;
+use crate::engine::machine::name::TurnOutcome;
 use crate::engine::shared::calls::{self, caught, in_time};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::job::{Job, Sweep};
@@ -82,7 +82,9 @@ async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>)
         core.queue.answered(&target.name);
     }
     let Ok(Acquired::Granted { sent, fence, reached, .. }) = verdict else { return };
-    let Some(turn) = turn_for_a_waiter(core, &target, sent) else { return attempt.undo(sent) };
+    let Some(turn) = turn_for_a_waiter(core, &target, sent) else {
+        return attempt.release_later(sent);
+    };
     handoff::offer(core, attempt.into_grant(turn, sent, fence, reached, core.now()));
 }
 
@@ -90,12 +92,12 @@ async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>)
 /// been handed a permit meanwhile, so that the next one has not asked.
 fn turn_for_a_waiter(core: &Arc<Core>, target: &Target, sent: Instant) -> Option<Turn> {
     let now = core.now();
-    let is_wanted = mode::can_seek(target.mode) && core.queue.is_wanted(&target.name);
-    if !is_wanted || core.timing.stale(sent, now) || core.life.is_closed() {
+    let is_awaited = mode::can_seek(target.mode) && core.queue.is_awaited_here(&target.name);
+    if !is_awaited || core.timing.stale(sent, now) || core.life.is_closed() {
         return None;
     }
     let turn = Turn::seize(&core.queue, &target.name, target.mode, now);
-    (turn.keep(sent, false) == Kept::Yes).then_some(turn)
+    (turn.keep(sent, false) == TurnOutcome::Kept).then_some(turn)
 }
 
 impl Drop for Work {
@@ -147,7 +149,7 @@ async fn release_all(core: &Arc<Core>, sweep: &Sweep) {
             () = core.life.until(Stage::Ending) => return,
         }
     }
-    if sweep.placed {
+    if sweep.arrival_recorded {
         let next = line::open(core, &sweep.target, sweep.holder);
         line::leave(core, sweep.target.clone(), sweep.holder, next).await;
     }

@@ -13,7 +13,7 @@ use super::shared::core::{Core, WorkQueues};
 use super::shared::hold::Hold;
 use super::shared::job::Job;
 use super::shared::lifecycle::Stage;
-use super::shared::schedule::{Batch, Call, Group, Renewing};
+use super::shared::schedule::{Batch, Group, Renewing, ScheduledCall};
 use super::shared::{report, served};
 use super::watchdog::renewal::renewed;
 use crate::clock::Instant;
@@ -102,14 +102,14 @@ fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
     }
 }
 
-fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: Call) {
+fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: ScheduledCall) {
     let core = Arc::clone(core);
     tasks.spawn(async move { renew(&core, call).await });
 }
 
 /// Renews a batch, by as many calls as the store makes of it. Each is answered by itself. Without an answer a call stays in
 /// the schedule, where the watchdog finds it.
-async fn renew(core: &Arc<Core>, call: Call) {
+async fn renew(core: &Arc<Core>, call: ScheduledCall) {
     let now = core.now();
     let limit = call.until.saturating_duration_since(now);
     if limit.is_zero() {
@@ -146,7 +146,11 @@ async fn renew(core: &Arc<Core>, call: Call) {
 }
 
 /// Enters the calls that a store has made of a batch into the schedule. What it has left out, or has twice, fails.
-fn divided(core: &Core, call: &Call, calls: Vec<RenewCall>) -> Vec<(Call, StoreFuture<Renewed>)> {
+fn divided(
+    core: &Core,
+    call: &ScheduledCall,
+    calls: Vec<RenewCall>,
+) -> Vec<(ScheduledCall, StoreFuture<Renewed>)> {
     let mut rest: Vec<_> = call.batch.iter().map(Some).collect();
     let mut take = |at: usize| rest.get_mut(at).and_then(Option::take).cloned();
     let mut parts = Vec::with_capacity(calls.len());
@@ -164,14 +168,14 @@ fn divided(core: &Core, call: &Call, calls: Vec<RenewCall>) -> Vec<(Call, StoreF
     if !wrong.is_empty() {
         parts.push((wrong, failed(wrong_number())));
     }
-    let enter = |batch| Call::new(&core.schedule, batch, call.attempt_deadline);
+    let enter = |batch| ScheduledCall::new(&core.schedule, batch, call.attempt_deadline);
     parts.into_iter().map(|(batch, verdicts)| (enter(batch), verdicts)).collect()
 }
 
 /// Waits for the answer to one call of renewals that was sent at `now`, and applies its verdicts.
 async fn answered(
     core: &Arc<Core>,
-    Call { batch, until, key, .. }: Call,
+    ScheduledCall { batch, until, key, .. }: ScheduledCall,
     mut verdicts: StoreFuture<Renewed>,
     now: Instant,
 ) {

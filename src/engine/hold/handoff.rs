@@ -38,10 +38,11 @@ use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::{Phase, State};
 use crate::engine::machine::mode;
 use crate::engine::machine::occupants::HolderSlot;
-use crate::engine::shared::core::{Core, Settings};
-use crate::engine::shared::hold::{Grant, Hold, HoldId, Inner};
+use crate::engine::shared::core::Core;
+use crate::engine::shared::hold::{Grant, Hold, HolderAndFence, Inner};
 use crate::engine::shared::queue::{HandedOff, Handoff};
 use crate::engine::shared::report::CallReport;
+use crate::engine::shared::settings::Settings;
 use crate::observe::{EventKind, How, Recorded};
 use crate::util::sync::MutexGuard;
 use std::sync::Arc;
@@ -73,7 +74,7 @@ pub(super) fn leave_done(
     let mut inner = hold.lock();
     inner.leave_share(share);
     hold.update_locked(core, now, inner, None, |state, now| {
-        state.finish(&core.timing, now, keep);
+        state.mark_done(&core.timing, now, keep);
         state.leave(&core.timing, now)
     })
 }
@@ -116,9 +117,9 @@ fn prepare<'a>(
     if !core.queue.is_contended(&hold.name) {
         return Err(inner);
     }
-    let Settings { handoff_bound, fencing, .. } = core.settings;
+    let Settings { max_local_handoffs, fencing, .. } = core.settings;
     let reserved = fencing.filter(|_| hold.fence.is_some()).map(|fencing| fencing.block);
-    if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
+    if !inner.state.may_hand_off(&core.timing, now, max_local_handoffs)
         || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
         || core.life.is_closed()
         // A leader resigns in the store: observers never see its value under the id of the next.
@@ -138,7 +139,7 @@ fn prepare<'a>(
         let state = inner.state.hand_off(now + core.timing.attempt);
         let slot = inner.slot.take();
         let fence = hold.fence.map(|fence| fence + 1);
-        let id = HoldId { holder: hold.holder, fence };
+        let id = HolderAndFence { holder: hold.holder, fence };
         let next = Hold::new(hold.target(), options, id, now, state, slot);
         if let Some(described) = describe::for_next(&inner) {
             is_described = true;
@@ -168,7 +169,7 @@ pub(in crate::engine) fn offer(core: &Arc<Core>, grant: Grant) {
     granted.reached(if reached { now } else { Instant::MAX });
     let state = granted.hand_off(now + core.timing.attempt);
     let number = slot.as_ref().map(HolderSlot::number);
-    let hold = Hold::new(target, options, HoldId { holder, fence }, now, state, slot);
+    let hold = Hold::new(target, options, HolderAndFence { holder, fence }, now, state, slot);
     hold.install(core, sent, number);
     leave_in_background(core, &hold, Share::FIRST);
 }
@@ -269,7 +270,7 @@ mod tests {
     fn with_waiters<const N: usize>(
         test: impl FnOnce(&Arc<Core>, &Arc<Hold>, [WaiterGuard<'_>; N]),
     ) {
-        let settings = Settings { handoff_bound: 100, ..Settings::PLAIN };
+        let settings = Settings { max_local_handoffs: 100, ..Settings::PLAIN };
         let core = Engine::core(
             Uuid::new_v4(),
             Arc::new(MemoryStore::new()),
@@ -332,7 +333,7 @@ mod tests {
     #[test]
     fn hold_handed_off_while_all_are_lost_is_lost_too() {
         for _ in 0..300 {
-            let settings = Settings { handoff_bound: 100, ..Settings::PLAIN };
+            let settings = Settings { max_local_handoffs: 100, ..Settings::PLAIN };
             let store = Arc::new(MemoryStore::new());
             let core = Engine::core(Uuid::new_v4(), store, Timing::DEFAULT, settings, true);
             let mut hold = begun(&core);

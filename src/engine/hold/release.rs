@@ -36,7 +36,7 @@ struct Flush<'a> {
     /// True if a release was not answered.
     silent: bool,
     /// True if a release may have recorded an arrival in the line for the next waiter of this process.
-    placed: bool,
+    arrival_recorded: bool,
     /// True if nothing is left to the engine.
     over: bool,
 }
@@ -46,7 +46,7 @@ impl Flush<'_> {
         let Flush { core, hold, .. } = self;
         // While the name is closed, no waiter needs an arrival.
         let arrival = if mark.is_none() { line::next_arrival(core, hold) } else { None };
-        self.placed |= arrival.is_some_and(|arrival| !arrival.kept.is_zero());
+        self.arrival_recorded |= arrival.is_some_and(|arrival| !arrival.kept.is_zero());
         let request = Release::new(hold.target(), hold.holder, 0, core.timing.attempt)
             .with_arrival(arrival)
             .with_keep(mark);
@@ -73,7 +73,7 @@ impl Flush<'_> {
             None => caught(request).await,
         };
         self.note_silence(&verdict);
-        if self.placed && verdict.is_ok() {
+        if self.arrival_recorded && verdict.is_ok() {
             line::keep_open(core, self.hold);
         }
         let sent = std::mem::replace(&mut self.now, self.core.now());
@@ -138,7 +138,7 @@ pub(in crate::engine) fn yield_to_remote(
     let ReleaseAnswer { sent, now, listeners, ours } = release;
     match mode {
         Mode::Read => return,
-        Mode::Permits { .. } if !core.queue.is_wanted(name) => return,
+        Mode::Permits { .. } if !core.queue.is_awaited_here(name) => return,
         Mode::Exclusive | Mode::Write | Mode::Permits { .. } => {}
     }
     let heard = (listeners > 0).then(|| Heard {
@@ -176,7 +176,7 @@ fn flush<'a>(
         now,
         limit: None,
         silent: false,
-        placed: false,
+        arrival_recorded: false,
         over: false,
     };
     async move { finish(&mut flushing, || now + core.timing.attempt).await }
@@ -287,7 +287,7 @@ async fn run(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()
 pub(in crate::engine) async fn flush_to_the_end(
     core: &Arc<Core>,
     hold: &Arc<Hold>,
-    mut flight: Flight,
+    flight: Flight,
 ) {
     if flight.is_none() && !hold.begin_flush() {
         // The running flush checks again before it ends.
@@ -300,9 +300,9 @@ pub(in crate::engine) async fn flush_to_the_end(
     // An earlier release may not have been answered.
     let silent = core.queue.silence(&hold.name).is_some();
     // A release in flight may have recorded an arrival.
-    let placed = flight.is_some() && core.queue.is_fair();
-    let flight = flight.take();
-    let mut flushing = Flush { core, hold, flight, now, limit, silent, placed, over: false };
+    let arrival_recorded = flight.is_some() && core.queue.is_fair();
+    let mut flushing =
+        Flush { core, hold, flight, now, limit, silent, arrival_recorded, over: false };
     match finish(&mut flushing, until).await {
         Err(error) if !hold.is_over() => hold.give_up(core, &error),
         _ => {}

@@ -7,7 +7,7 @@ pub(crate) use super::renewal::{RenewalAttempt, SentRenewal};
 
 use super::chain::{Chain, HandoffScope, Handoffs};
 use super::count::CountRecord;
-use super::policy::Caller;
+use super::policy::{CallSite, NO_POLICY};
 use super::pulse::Pulse;
 use super::release::Release;
 use super::renewal::{NextRenewal, Renewals};
@@ -16,9 +16,6 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::{Absence, Keep};
 use std::time::Duration;
-
-/// The policy of most holds.
-static NO_POLICY: HoldPolicy = HoldPolicy::NONE;
 
 /// The phase of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +31,7 @@ pub(crate) enum Phase {
 
 /// The work for a hold that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Due {
+pub(crate) enum DueWork {
     Nothing,
     Renew(RenewalAttempt),
     Flush,
@@ -284,7 +281,7 @@ impl State {
     }
 
     /// Returns the work that is due at `now`, and starts it.
-    pub(in crate::engine) fn tick(&mut self, timing: &Timing, now: Instant) -> Due {
+    pub(in crate::engine) fn tick(&mut self, timing: &Timing, now: Instant) -> DueWork {
         self.expire(timing, now);
         let is_owed = self.release.is_queued() || self.phase == Phase::Releasing;
         if is_owed && now >= self.abandoned_at(timing) {
@@ -293,18 +290,18 @@ impl State {
         self.keep_delay(timing, now);
         if let Phase::Lost(_) = self.phase {
             let queues = self.release.queue_if_due(self.live, now);
-            return if queues { Due::Flush } else { Due::Nothing };
+            return if queues { DueWork::Flush } else { DueWork::Nothing };
         }
-        if self.renewals.is_due(now) { self.verify(timing, now) } else { Due::Nothing }
+        if self.renewals.is_due(now) { self.renew_or_recall(timing, now) } else { DueWork::Nothing }
     }
 
     /// Starts a renewal, or takes the hold back if its waiter has not accepted it.
-    pub(in crate::engine) fn verify(&mut self, timing: &Timing, now: Instant) -> Due {
+    pub(in crate::engine) fn renew_or_recall(&mut self, timing: &Timing, now: Instant) -> DueWork {
         if !self.offered || !self.believed() {
-            return self.renew_early(timing, now);
+            return self.begin_renewal(timing, now);
         }
         self.leave(timing, now);
-        Due::TakenBack
+        DueWork::TakenBack
     }
 
     /// Makes the next renewal due now.
@@ -314,14 +311,14 @@ impl State {
         }
     }
 
-    /// Starts a renewal that is not due yet.
-    pub(in crate::engine) fn renew_early(&mut self, timing: &Timing, now: Instant) -> Due {
+    /// Starts a renewal, due or not, if the hold is to be renewed.
+    pub(in crate::engine) fn begin_renewal(&mut self, timing: &Timing, now: Instant) -> DueWork {
         let until = self.believed_until(timing);
         let may_renew = self.believed() && self.is_kept() && !self.offered && now < until;
         if may_renew && self.renewals.is_planned() {
-            Due::Renew(self.renewals.begin(until))
+            DueWork::Renew(self.renewals.begin(until))
         } else {
-            Due::Nothing
+            DueWork::Nothing
         }
     }
 
@@ -418,7 +415,7 @@ impl State {
             return Err(Reentry::Over);
         }
         self.live += 1;
-        self.report(now);
+        self.progress(now);
         Ok(())
     }
 
@@ -458,7 +455,7 @@ impl State {
             self.is_sure(timing, now) && self.is_shared() && self.handoffs.is_recent(timing, now);
         if joins {
             self.live += 1;
-            self.report(now);
+            self.progress(now);
         }
         joins
     }
@@ -470,7 +467,7 @@ impl State {
             Phase::Held | Phase::AtRisk if self.is_busy() => Some(Reentry::Busy),
             Phase::Held | Phase::AtRisk if self.is_shared() => {
                 self.live += 1;
-                self.report(now);
+                self.progress(now);
                 None
             }
             // Its mode is not known, and it is about to be released.
@@ -882,9 +879,9 @@ impl State {
     }
 
     /// Records the last pulse of the call that the hold was granted to.
-    pub(in crate::engine) fn beat(&mut self, pulse: Pulse) {
+    pub(in crate::engine) fn record_pulse(&mut self, pulse: Pulse) {
         if let Some(policy) = &mut self.policy {
-            policy.beat(pulse);
+            policy.record_pulse(pulse);
         }
     }
 
@@ -899,7 +896,7 @@ impl State {
     }
 
     /// Records that the work is done, if the hold is not lost: its release keeps the name closed for `keep`.
-    pub(in crate::engine) fn finish(&mut self, timing: &Timing, now: Instant, keep: Duration) {
+    pub(in crate::engine) fn mark_done(&mut self, timing: &Timing, now: Instant, keep: Duration) {
         self.expire(timing, now);
         if self.believed() {
             self.policy.get_or_insert_default().done = Some(keep);
@@ -907,14 +904,14 @@ impl State {
     }
 
     /// Records progress.
-    pub(in crate::engine) fn report(&mut self, now: Instant) {
+    pub(in crate::engine) fn progress(&mut self, now: Instant) {
         if let Some(policy) = &mut self.policy {
-            policy.report(now);
+            policy.progress(now);
         }
     }
 
     /// Returns when the hold began, and where, if it has been held for so long that a warning is due. Once only.
-    pub(in crate::engine) fn warn(&mut self, now: Instant) -> Option<(Instant, Caller)> {
+    pub(in crate::engine) fn warn(&mut self, now: Instant) -> Option<(Instant, CallSite)> {
         if self.believed() { self.policy.as_mut()?.warn(now) } else { None }
     }
 }
@@ -942,7 +939,7 @@ mod tests {
 
     fn renew(state: &mut State, now: u64) -> u32 {
         match state.tick(&timing(), at(now)) {
-            Due::Renew(attempt) => attempt.number,
+            DueWork::Renew(attempt) => attempt.number,
             due => panic!("{due:?} at {now}"),
         }
     }
@@ -994,17 +991,17 @@ mod tests {
             if now >= at(888) {
                 break;
             }
-            if let Due::Renew(attempt) = state.tick(&timing(), now) {
+            if let DueWork::Renew(attempt) = state.tick(&timing(), now) {
                 attempts += 1;
                 assert_eq!(state.wake_at(&timing()), None, "its batch is checked");
                 state.unanswered(&timing(), now + timing().attempt, 1.0, attempt.number);
             }
         }
         assert_eq!(attempts, 3);
-        assert_eq!(state.tick(&timing(), at(888)), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(888)), DueWork::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert_eq!(state.wake_at(&timing()), None);
-        assert_eq!(state.renew_early(&timing(), at(889)), Due::Nothing);
+        assert_eq!(state.begin_renewal(&timing(), at(889)), DueWork::Nothing);
     }
 
     #[test]
@@ -1022,7 +1019,7 @@ mod tests {
         let mut state = held();
         let first = renew(&mut state, 333);
         state.unanswered(&timing(), at(500), 0.0, first);
-        assert_eq!(state.tick(&timing(), at(500)), Due::Nothing, "a gap first");
+        assert_eq!(state.tick(&timing(), at(500)), DueWork::Nothing, "a gap first");
         let second = renew(&mut state, 520);
         verdict(&mut state, 530, first, 333, Err(unavailable()));
         state.unanswered(&timing(), at(531), 0.0, first);
@@ -1057,7 +1054,7 @@ mod tests {
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert_eq!(state.wake_at(&timing()), Some(at(988)));
         assert_eq!(state.begin_release(&timing(), at(950)), Next::Nothing, "the lease is alive");
-        assert_eq!(state.tick(&timing(), at(988)), Due::Flush);
+        assert_eq!(state.tick(&timing(), at(988)), DueWork::Flush);
         assert_eq!(state.begin_release(&timing(), at(988)), Next::Release);
     }
 
@@ -1212,13 +1209,13 @@ mod tests {
     fn tokens_fire_first_then_comes_the_release_or_the_grace() {
         let mut state = State::granted(at(0), at(333), Some(at(200)), None);
         assert_eq!(state.wake_at(&timing()), Some(at(200)));
-        assert_eq!(state.tick(&timing(), at(200)), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(200)), DueWork::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold));
         assert_eq!(state.begin_release(&timing(), at(250)), Next::Nothing, "the lease is alive");
         assert_eq!(state.enter_again(&timing(), at(250)), Err(Reentry::Lost(Loss::MaxHold)));
         assert_eq!(state.wake_at(&timing()), Some(at(300)));
-        assert_eq!(state.tick(&timing(), at(300)), Due::Flush);
-        assert_eq!(state.tick(&timing(), at(301)), Due::Nothing, "once");
+        assert_eq!(state.tick(&timing(), at(300)), DueWork::Flush);
+        assert_eq!(state.tick(&timing(), at(301)), DueWork::Nothing, "once");
         assert_eq!(state.begin_release(&timing(), at(301)), Next::Release);
         state.released(&timing(), at(302), Ok(None)).unwrap();
         assert!(state.is_over());
@@ -1282,11 +1279,11 @@ mod tests {
     #[test]
     fn renewal_is_not_sent_from_c_on() {
         let mut state = held();
-        assert_eq!(state.renew_early(&timing(), at(888)), Due::Nothing);
-        assert!(matches!(state.renew_early(&timing(), at(887)), Due::Renew(_)));
+        assert_eq!(state.begin_renewal(&timing(), at(888)), DueWork::Nothing);
+        assert!(matches!(state.begin_renewal(&timing(), at(887)), DueWork::Renew(_)));
         let mut left = held();
         left.leave(&timing(), at(10));
-        assert_eq!(left.renew_early(&timing(), at(11)), Due::Nothing);
+        assert_eq!(left.begin_renewal(&timing(), at(11)), DueWork::Nothing);
     }
 
     #[test]
@@ -1340,13 +1337,13 @@ mod tests {
     fn handoff_not_accepted_is_taken_back_at_its_renewal() {
         let mut state = held().hand_off(at(400));
         assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
-        assert_eq!(state.tick(&timing(), at(399)), Due::Nothing);
-        assert_eq!(state.tick(&timing(), at(400)), Due::TakenBack);
+        assert_eq!(state.tick(&timing(), at(399)), DueWork::Nothing);
+        assert_eq!(state.tick(&timing(), at(400)), DueWork::TakenBack);
         assert_eq!(state.begin_release(&timing(), at(400)), Next::Release);
         assert!(!state.accept(&timing(), at(400), None));
         // After a reconnect it is not sure any more.
         let mut state = held().hand_off(at(0));
-        assert_eq!(state.verify(&timing(), at(1)), Due::TakenBack);
+        assert_eq!(state.renew_or_recall(&timing(), at(1)), DueWork::TakenBack);
         let mut state = held().hand_off(at(0));
         assert!(!state.accept(&timing(), at(600), None), "too little is left");
     }
@@ -1376,8 +1373,8 @@ mod tests {
         state.leave(&timing(), at(20));
         assert_eq!(state.phase(), Phase::Held, "its mode is being changed");
         assert_eq!(state.wake_at(&timing()), Some(at(888)));
-        assert_eq!(state.tick(&timing(), at(400)), Due::Nothing);
-        assert_eq!(state.tick(&timing(), at(888)), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(400)), DueWork::Nothing);
+        assert_eq!(state.tick(&timing(), at(888)), DueWork::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert!(state.is_over() && state.is_busy());
         assert_eq!(state.begin_release(&timing(), at(888)), Next::Nothing);
@@ -1389,19 +1386,19 @@ mod tests {
         state.leave(&timing(), at(20));
         assert_eq!(state.begin_release(&timing(), at(20)), Next::Release);
         assert_eq!(state.wake_at(&timing()), Some(at(988)));
-        assert_eq!(state.tick(&timing(), at(987)), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(987)), DueWork::Nothing);
         assert!(!state.is_over());
-        assert_eq!(state.tick(&timing(), at(988)), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(988)), DueWork::Nothing);
         assert!(state.is_over() && state.is_busy());
         assert_eq!(state.begin_release(&timing(), at(988)), Next::Nothing);
         // A release that is owed ends some attempts after its time.
         let mut state = held();
         state.begin_mode_change(&timing(), at(10)).unwrap();
         state.lose(Loss::Closed, Some(at(900)));
-        assert_eq!(state.tick(&timing(), at(900)), Due::Flush);
+        assert_eq!(state.tick(&timing(), at(900)), DueWork::Flush);
         let end = state.wake_at(&timing()).expect("it is checked again");
         assert!(end > at(988) && !state.is_over());
-        assert_eq!(state.tick(&timing(), end), Due::Nothing);
+        assert_eq!(state.tick(&timing(), end), DueWork::Nothing);
         assert!(state.is_over());
     }
 
@@ -1412,8 +1409,8 @@ mod tests {
         assert!(state.may_hand_off(&timing(), at(99), 1));
         assert!(!state.may_hand_off(&timing(), Instant::ZERO + chain, 1));
         // A renewal does not restart the time of the chain.
-        let attempt = match state.renew_early(&timing(), at(20)) {
-            Due::Renew(attempt) => attempt.number,
+        let attempt = match state.begin_renewal(&timing(), at(20)) {
+            DueWork::Renew(attempt) => attempt.number,
             due => panic!("{due:?}"),
         };
         assert!(!state.may_hand_off(&timing(), at(21), 1), "a renewal is in flight");
@@ -1429,10 +1426,10 @@ mod tests {
         assert!(!next.may_hand_off(&timing(), at(40), 1), "handed off once");
         assert!(next.may_hand_off(&timing(), at(40), 2));
         assert!(!next.may_hand_off(&timing(), Instant::ZERO + chain, 2));
-        assert_eq!(next.renew_early(&timing(), at(40)), Due::Nothing, "not accepted yet");
+        assert_eq!(next.begin_renewal(&timing(), at(40)), DueWork::Nothing, "not accepted yet");
         assert!(next.accept(&timing(), at(40), None));
-        match next.renew_early(&timing(), at(40)) {
-            Due::Renew(attempt) => assert_eq!(attempt.fence_kept, at(0), "since the grant"),
+        match next.begin_renewal(&timing(), at(40)) {
+            DueWork::Renew(attempt) => assert_eq!(attempt.fence_kept, at(0), "since the grant"),
             due => panic!("{due:?}"),
         }
         let ends = State::granted(at(0), at(333), Some(at(50)), None);

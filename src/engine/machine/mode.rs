@@ -28,12 +28,12 @@ pub(in crate::engine) fn is_joined(mode: Mode) -> bool {
     }
 }
 
-/// Returns whether a handle that has a hold of this mode can enter it again in the mode `wanted`. Otherwise its call
+/// Returns whether a handle that has a hold of this mode can enter it again in the mode `asked`. Otherwise its call
 /// would wait for itself.
-pub(in crate::engine) fn can_enter(mode: Mode, wanted: Mode) -> bool {
+pub(in crate::engine) fn can_enter(mode: Mode, asked: Mode) -> bool {
     match mode {
         Mode::Exclusive | Mode::Write => true,
-        Mode::Read | Mode::Permits { .. } => can_share(mode, wanted),
+        Mode::Read | Mode::Permits { .. } => can_share(mode, asked),
     }
 }
 

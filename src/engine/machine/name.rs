@@ -71,9 +71,9 @@ pub(in crate::engine) struct Granted {
 
 /// The outcome of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum TurnOutcome {
     /// The turn becomes the slot of a hold.
-    Yes,
+    Kept,
     /// Another hold exists that cannot share the name with this one.
     Excluded,
     /// The name was forced open after the request was sent; the grant may be gone.
@@ -89,7 +89,7 @@ pub(in crate::engine) struct Recipient {
 }
 
 /// A hold to put into a slot.
-pub(in crate::engine) struct Seated<H> {
+pub(in crate::engine) struct SlottedHold<H> {
     pub(in crate::engine) number: u64,
     pub(in crate::engine) mode: Mode,
     pub(in crate::engine) hold: H,
@@ -407,8 +407,8 @@ impl<H: Clone + PartialEq> NameState<H> {
     }
 
     /// Records a pulse of the call that has a turn. From its end on, waiters may reclaim the turn.
-    pub(in crate::engine) fn beat(&mut self, number: u64, pulse: Pulse) {
-        self.occupants.beat(number, pulse);
+    pub(in crate::engine) fn record_pulse(&mut self, number: u64, pulse: Pulse) {
+        self.occupants.record_pulse(number, pulse);
     }
 
     /// Records a request of a turn at `now`, with the pulse of its call. Returns the time of the first unanswered request, or
@@ -625,22 +625,26 @@ impl<H: Clone + PartialEq> NameState<H> {
 impl<H: Clone + PartialEq> NameState<H> {
     /// Keeps the turn after a grant, for a hold that is to be installed. It keeps it even if the turn was reclaimed meanwhile:
     /// the store cannot grant the name to the turns that replaced it and that exclude this mode.
-    pub(in crate::engine) fn keep(&mut self, granted: Granted, effects: &mut Effects<H>) -> Kept {
+    pub(in crate::engine) fn keep(
+        &mut self,
+        granted: Granted,
+        effects: &mut Effects<H>,
+    ) -> TurnOutcome {
         let Granted { number, mode, is_own, was_forced, served_at } = granted;
         let occupant = self.occupants.get(number);
         // An occupant does not know what came before its own request.
         if (occupant.is_none() || !is_own) && was_forced {
-            return Kept::Forced;
+            return TurnOutcome::Forced;
         }
         let forced = occupant.is_some_and(|occupant| occupant.forced);
         let excludes =
             |other: &Occupant<H>| other.number != number && !mode::can_share(other.mode, mode);
         let is_shared = self.occupants.can_all_share(mode);
         if !is_shared && self.occupants.iter().any(|other| other.is_slot() && excludes(other)) {
-            return Kept::Excluded;
+            return TurnOutcome::Excluded;
         }
         if forced {
-            return Kept::Forced;
+            return TurnOutcome::Forced;
         }
         if !is_shared {
             self.remove_all(excludes, effects);
@@ -657,14 +661,14 @@ impl<H: Clone + PartialEq> NameState<H> {
             let seeker = contention.seeker.take_if(|seeker| seeker.number == number);
             effects.forget(seeker.and_then(|seeker| seeker.last_ask));
         }
-        Kept::Yes
+        TurnOutcome::Kept
     }
 
     /// Puts the hold of a grant into its slot. The store has answered at `now`. Returns whether the name may have been forced
     /// open or taken after the request. If the name [is shared with waiters](Self::shares_with_waiters), an
     /// [`advance`](Self::advance) must follow.
-    pub(in crate::engine) fn install(&mut self, seated: Seated<H>, now: Instant) -> bool {
-        let Seated { number, mode, hold, joined_until } = seated;
+    pub(in crate::engine) fn install(&mut self, slotted: SlottedHold<H>, now: Instant) -> bool {
+        let SlottedHold { number, mode, hold, joined_until } = slotted;
         let doubted = self.occupants.change(number, |occupant| {
             occupant.occupy(Some(hold));
             occupant.forced || occupant.doubted
@@ -804,8 +808,12 @@ impl<H: Clone + PartialEq> NameState<H> {
     }
 
     /// Puts a hold of another mode into its slot, and admits the waiters that may ask now.
-    pub(in crate::engine) fn reseat(&mut self, seated: Seated<H>, step: &mut Step<'_, H>) {
-        let Seated { number, mode, hold, joined_until } = seated;
+    pub(in crate::engine) fn replace_in_slot(
+        &mut self,
+        slotted: SlottedHold<H>,
+        step: &mut Step<'_, H>,
+    ) {
+        let SlottedHold { number, mode, hold, joined_until } = slotted;
         let before = self.occupants.change(number, |occupant| {
             occupant.mode = mode;
             occupant.occupy(Some(hold))
@@ -1008,24 +1016,24 @@ mod tests {
             self.run(|state, step| state.withdraw(waiter_no, step));
         }
 
-        fn keep_in(&mut self, number: u64, mode: Mode, was_forced: bool) -> Kept {
+        fn keep_in(&mut self, number: u64, mode: Mode, was_forced: bool) -> TurnOutcome {
             let granted = Granted { number, mode, is_own: true, was_forced, served_at: None };
             self.run(|state, step| state.keep(granted, step.effects))
         }
 
-        fn keep(&mut self, number: u64) -> Kept {
+        fn keep(&mut self, number: u64) -> TurnOutcome {
             self.keep_in(number, X, false)
         }
 
-        fn seated(&self, number: u64, mode: Mode, hold: Hold) -> Seated<Hold> {
-            Seated { number, mode, hold, joined_until: at(self.ms) + LIMITS.joins }
+        fn slotted(&self, number: u64, mode: Mode, hold: Hold) -> SlottedHold<Hold> {
+            SlottedHold { number, mode, hold, joined_until: at(self.ms) + LIMITS.joins }
         }
 
         /// Installs a hold. Returns whether it is doubted.
         fn install(&mut self, number: u64, mode: Mode, hold: Hold) -> bool {
-            let seated = self.seated(number, mode, hold);
+            let slotted = self.slotted(number, mode, hold);
             self.run(|state, step| {
-                let doubted = state.install(seated, step.times.now);
+                let doubted = state.install(slotted, step.times.now);
                 if state.shares_with_waiters(mode) {
                     state.advance(step);
                 }
@@ -1036,7 +1044,7 @@ mod tests {
         /// Begins a hold. Returns the number of its slot.
         fn hold(&mut self, mode: Mode, hold: Hold) -> u64 {
             let number = self.try_enter(mode).expect("a turn");
-            assert_eq!(self.keep_in(number, mode, false), Kept::Yes);
+            assert_eq!(self.keep_in(number, mode, false), TurnOutcome::Kept);
             assert!(!self.install(number, mode, hold));
             number
         }
@@ -1170,7 +1178,7 @@ mod tests {
         let first = rig.try_enter(PERMIT).expect("a turn");
         let [second] = rig.waiters(PERMIT);
         let [third] = rig.waiters(TWO_PERMITS);
-        assert_eq!(rig.keep_in(first, PERMIT, false), Kept::Yes);
+        assert_eq!(rig.keep_in(first, PERMIT, false), TurnOutcome::Kept);
         rig.install(first, PERMIT, "a");
         assert!(rig.hand_off(first, &CHAIN, "b"));
         assert_eq!(rig.effects(), [Wake(second), Drop("a"), Wake(third)]);
@@ -1207,7 +1215,7 @@ mod tests {
         let taken = rig.turn_of(second);
         assert_eq!(rig.effects(), [Wake(first)], "its call learns it, if it is polled");
         assert_eq!(rig.state.asks(first, at(60), until(99)), None);
-        rig.state.beat(first, until(0));
+        rig.state.record_pulse(first, until(0));
         assert_eq!(rig.pulse(third), None, "the second has it");
         rig.leave(taken);
         rig.turn_of(third);
@@ -1237,7 +1245,7 @@ mod tests {
             unpolled.iter().all(|waiter_no| woken.contains(&Wake(*waiter_no))),
             "out of the queue"
         );
-        rig.state.beat(taken, until(600));
+        rig.state.record_pulse(taken, until(600));
         // They give a pulse again, and are back in the queue.
         assert!(unpolled.iter().all(|waiter_no| rig.pulse(*waiter_no).is_none()));
         rig.leave(taken);
@@ -1252,10 +1260,10 @@ mod tests {
         rig.ms = 20;
         let taken = rig.turn_of(second);
         rig.effects();
-        assert_eq!(rig.keep(first), Kept::Yes);
-        assert_eq!(rig.effects(), [Wake(taken)], "its call need not wait for the poll bound");
+        assert_eq!(rig.keep(first), TurnOutcome::Kept);
+        assert_eq!(rig.effects(), [Wake(taken)], "its call need not wait for the poll interval");
         assert_eq!(rig.state.asks(taken, at(20), until(99)), None);
-        assert_eq!(rig.keep(taken), Kept::Excluded, "the first has a hold");
+        assert_eq!(rig.keep(taken), TurnOutcome::Excluded, "the first has a hold");
         assert!(!rig.leave(taken));
         rig.ms = 900;
         assert_eq!(rig.pulse(third), None, "a hold is never overdue");
@@ -1271,7 +1279,7 @@ mod tests {
         let taken = rig.turn_of(second);
         rig.leave(taken);
         rig.effects();
-        assert_eq!(rig.keep(first), Kept::Yes);
+        assert_eq!(rig.keep(first), TurnOutcome::Kept);
         assert_eq!((rig.pulse(third), rig.pulse(fourth)), (None, None));
         rig.effects();
         rig.leave(first);
@@ -1285,7 +1293,7 @@ mod tests {
         let late = rig.try_enter(X).expect("a turn");
         rig.ms = 11;
         let slot = rig.hold(X, "b");
-        assert_eq!(rig.keep(late), Kept::Excluded);
+        assert_eq!(rig.keep(late), TurnOutcome::Excluded);
         assert_eq!(rig.effects(), [Wake(late)], "when it was reclaimed");
         assert_eq!(rig.state.holds().collect::<Vec<_>>(), [&"b"]);
         assert!(rig.state.has(slot) && !rig.state.has(late));
@@ -1299,7 +1307,7 @@ mod tests {
         let turn = rig.try_enter(X).expect("reclaimed");
         rig.leave(turn);
         assert!(rig.state.is_idle());
-        assert_eq!(rig.keep(late), Kept::Yes);
+        assert_eq!(rig.keep(late), TurnOutcome::Kept);
         rig.ms = 900;
         assert_eq!(rig.try_enter(X), None);
         rig.leave(late);
@@ -1310,10 +1318,10 @@ mod tests {
     fn grant_is_refused_after_a_forced_release() {
         // Marked, with whether the turn sent the request, and whether this process forced any name open since then.
         let cases = [
-            (false, true, false, Kept::Yes),
-            (false, true, true, Kept::Yes),
-            (false, false, true, Kept::Forced),
-            (true, true, false, Kept::Forced),
+            (false, true, false, TurnOutcome::Kept),
+            (false, true, true, TurnOutcome::Kept),
+            (false, false, true, TurnOutcome::Forced),
+            (true, true, false, TurnOutcome::Forced),
         ];
         for (is_marked, is_own, was_forced, kept) in cases {
             let mut rig = Rig::default();
@@ -1325,7 +1333,7 @@ mod tests {
             assert_eq!(rig.run(|state, step| state.keep(granted, step.effects)), kept);
         }
         let mut rig = Rig::default();
-        assert_eq!(rig.keep_in(7, X, true), Kept::Forced, "a turn that was reclaimed");
+        assert_eq!(rig.keep_in(7, X, true), TurnOutcome::Forced, "a turn that was reclaimed");
         assert!(rig.state.is_idle());
     }
 
@@ -1334,7 +1342,7 @@ mod tests {
         for (is_forced, by) in [(true, None), (true, Some(1)), (false, None)] {
             let mut rig = Rig::default();
             let number = rig.try_enter(X).expect("a turn");
-            assert_eq!((number, rig.keep(number)), (1, Kept::Yes));
+            assert_eq!((number, rig.keep(number)), (1, TurnOutcome::Kept));
             match is_forced {
                 true => rig.state.mark_forced(by),
                 false => rig.state.mark_doubted(),
@@ -1350,7 +1358,7 @@ mod tests {
         rig.state.mark_forced(None);
         rig.state.mark_doubted();
         assert_eq!(rig.state.asks(number, at(0), until(9)), Some(at(0)));
-        assert_eq!(rig.keep(number), Kept::Yes);
+        assert_eq!(rig.keep(number), TurnOutcome::Kept);
         assert!(!rig.install(number, X, "a"));
     }
 
@@ -1488,7 +1496,7 @@ mod tests {
             let number = rig.try_enter(X).expect("a turn");
             let served_at = Some(served_at);
             let granted = Granted { number, mode: X, is_own: true, was_forced: false, served_at };
-            assert_eq!(rig.run(|state, step| state.keep(granted, step.effects)), Kept::Yes);
+            assert_eq!(rig.run(|state, step| state.keep(granted, step.effects)), TurnOutcome::Kept);
             rig.install(number, X, "a");
             assert_eq!(rig.pulse(5), None);
             assert_eq!(rig.hand_off(number, &Chain { is_young, ..CHAIN }, "b"), serves);
@@ -1501,7 +1509,7 @@ mod tests {
         for (served_at, serves) in [(Some(4), false), (None, true)] {
             let number = rig.try_enter(X).expect("a turn");
             let granted = Granted { number, mode: X, is_own: true, was_forced: false, served_at };
-            assert_eq!(rig.run(|state, step| state.keep(granted, step.effects)), Kept::Yes);
+            assert_eq!(rig.run(|state, step| state.keep(granted, step.effects)), TurnOutcome::Kept);
             rig.install(number, X, "a");
             assert_eq!(rig.pulse(50), None);
             assert_eq!(rig.hand_off(number, &Chain { is_young: false, ..CHAIN }, "b"), serves);
@@ -1509,7 +1517,7 @@ mod tests {
             // Another turn keeps the name from being idle.
             let other = rig.run(|state, step| state.seize(X, step));
             rig.leave(number);
-            assert_eq!(rig.keep(other), Kept::Yes);
+            assert_eq!(rig.keep(other), TurnOutcome::Kept);
             rig.leave(other);
         }
     }
@@ -1542,7 +1550,7 @@ mod tests {
         let mut rig = Rig::default();
         let first = rig.try_enter(PERMIT).expect("a turn");
         let [second, third] = rig.waiters(PERMIT);
-        assert_eq!(rig.keep_in(first, PERMIT, false), Kept::Yes);
+        assert_eq!(rig.keep_in(first, PERMIT, false), TurnOutcome::Kept);
         rig.install(first, PERMIT, "a");
         assert_eq!(rig.effects(), [Wake(second)]);
         assert_eq!(rig.pulse_in(third, PERMIT), None);
@@ -1642,7 +1650,7 @@ mod tests {
         assert_eq!(rig.effects(), [Wake(waiter_no), Forget(turn)], "its turn ends");
 
         let (mut rig, _, _, turn) = asking();
-        assert_eq!(rig.keep_in(turn, PERMIT, false), Kept::Yes);
+        assert_eq!(rig.keep_in(turn, PERMIT, false), TurnOutcome::Kept);
         assert_eq!(rig.effects(), [Forget(turn)], "the store grants it");
 
         let (mut rig, _, waiter_no, turn) = asking();
@@ -1665,7 +1673,7 @@ mod tests {
     fn call_that_has_a_grant_keeps_its_slot_at_a_hand_off() {
         let (mut rig, slot, waiter_no, turn) = asking_for_permits(PERMIT);
         rig.run(|state, step| state.seek(turn, waiter_no, Duration::ZERO, step.effects));
-        assert_eq!(rig.keep_in(turn, PERMIT, false), Kept::Yes);
+        assert_eq!(rig.keep_in(turn, PERMIT, false), TurnOutcome::Kept);
         // Its hold is not installed yet.
         assert!(!rig.hand_off(slot, &CHAIN, "b"));
         assert_eq!(rig.effects(), []);
@@ -1717,7 +1725,7 @@ mod tests {
         let [one, other] = rig.waiters(Mode::Read);
         let [writer] = rig.waiters(Mode::Write);
         let [last] = rig.waiters(Mode::Read);
-        assert_eq!(rig.keep_in(turn, Mode::Read, false), Kept::Yes);
+        assert_eq!(rig.keep_in(turn, Mode::Read, false), TurnOutcome::Kept);
         rig.install(turn, Mode::Read, "a");
         assert_eq!(rig.effects(), [Wake(one), Wake(other)]);
         assert_eq!(rig.pulse_in(other, Mode::Read), Some(Admitted::Join("a")));
@@ -1737,7 +1745,7 @@ mod tests {
         assert_eq!(rig.effects(), [Wake(one)]);
         // Readers that wait are no contention for one that makes one attempt.
         let turn = rig.try_enter(Mode::Read).expect("a turn");
-        assert_eq!(rig.keep_in(turn, Mode::Read, false), Kept::Yes);
+        assert_eq!(rig.keep_in(turn, Mode::Read, false), TurnOutcome::Kept);
         rig.install(turn, Mode::Read, "a");
         assert_eq!(rig.effects(), [Wake(other)]);
         assert!(matches!(rig.pulse_in(one, Mode::Read), Some(Admitted::Turn(..))));
@@ -1749,8 +1757,8 @@ mod tests {
         let mut rig = Rig::default();
         let slot = rig.hold(Mode::Write, "w");
         let [reader] = rig.waiters(Mode::Read);
-        let seated = rig.seated(slot, Mode::Read, "r");
-        rig.run(|state, step| state.reseat(seated, step));
+        let slotted = rig.slotted(slot, Mode::Read, "r");
+        rig.run(|state, step| state.replace_in_slot(slotted, step));
         assert_eq!(rig.effects(), [Drop("w"), Wake(reader)]);
         assert_eq!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Join("r")));
     }
@@ -1773,7 +1781,7 @@ mod tests {
         let turn = rig.try_enter(Mode::Read).expect("a turn");
         let [reader] = rig.waiters(Mode::Read);
         let [writer] = rig.waiters(Mode::Write);
-        assert_eq!(rig.keep_in(turn, Mode::Read, false), Kept::Yes);
+        assert_eq!(rig.keep_in(turn, Mode::Read, false), TurnOutcome::Kept);
         rig.install(turn, Mode::Read, "a");
         assert_eq!(rig.effects(), [Wake(reader)]);
         assert_eq!(rig.state.waiting(), 1, "the reader is about to join");
@@ -1789,11 +1797,11 @@ mod tests {
         let mut rig = Rig::default();
         let turn = rig.try_enter(Mode::Read).expect("a turn");
         let [reader] = rig.waiters(Mode::Read);
-        assert_eq!(rig.keep_in(turn, Mode::Read, false), Kept::Yes);
+        assert_eq!(rig.keep_in(turn, Mode::Read, false), TurnOutcome::Kept);
         rig.install(turn, Mode::Read, "a");
         assert!(rig.state.begin_upgrade(turn));
-        let seated = rig.seated(turn, Mode::Write, "w");
-        rig.run(|state, step| state.reseat(seated, step));
+        let slotted = rig.slotted(turn, Mode::Write, "w");
+        rig.run(|state, step| state.replace_in_slot(slotted, step));
         assert_eq!(rig.effects(), [Wake(reader), Drop("a")]);
         // The join fails, because the hold is over, and the reader waits again.
         assert_eq!(rig.pulse_in(reader, Mode::Read), Some(Admitted::Join("a")));

@@ -218,7 +218,7 @@ impl<H> Occupants<H> {
     }
 
     /// Records a pulse of the call that has a turn.
-    pub(super) fn beat(&mut self, number: u64, next: Pulse) {
+    pub(super) fn record_pulse(&mut self, number: u64, next: Pulse) {
         if let Some(Occupant { stage: Stage::Asking { pulse, .. }, .. }) = self.get_mut(number) {
             *pulse = next;
         }

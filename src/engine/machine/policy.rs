@@ -7,7 +7,7 @@ use std::panic::Location;
 use std::time::Duration;
 
 /// The location in the user's code where a name is acquired, if it is known.
-pub(crate) type Caller = Option<&'static Location<'static>>;
+pub(crate) type CallSite = Option<&'static Location<'static>>;
 
 /// What the options of a handle and the settings of the manager ask of a hold.
 #[derive(Clone, Debug)]
@@ -27,10 +27,13 @@ pub(crate) struct HoldPolicy {
     /// The time at which a warning is due that it is still held.
     pub(crate) warn_at: Option<Instant>,
     /// When it began, and where it was acquired.
-    pub(crate) began: Option<(Instant, Caller)>,
+    pub(crate) began: Option<(Instant, CallSite)>,
     /// The time for which the name stays closed after the release, because the work is done.
     pub(crate) done: Option<Duration>,
 }
+
+/// The policy of most holds.
+pub(super) static NO_POLICY: HoldPolicy = HoldPolicy::NONE;
 
 impl Default for HoldPolicy {
     fn default() -> Self {
@@ -64,7 +67,7 @@ impl HoldPolicy {
     }
 
     /// Records the last pulse of the call that the hold was granted to.
-    pub(super) fn beat(&mut self, pulse: Pulse) {
+    pub(super) fn record_pulse(&mut self, pulse: Pulse) {
         if let Some(last) = &mut self.pulse {
             *last = pulse;
         }
@@ -123,14 +126,14 @@ impl HoldPolicy {
     }
 
     /// Records progress.
-    pub(super) fn report(&mut self, now: Instant) {
+    pub(super) fn progress(&mut self, now: Instant) {
         if let Some((_, last)) = &mut self.stall {
             *last = now.max(*last);
         }
     }
 
     /// Returns when the hold began, and where, if a warning is due that it is still held. Once only.
-    pub(super) fn warn(&mut self, now: Instant) -> Option<(Instant, Caller)> {
+    pub(super) fn warn(&mut self, now: Instant) -> Option<(Instant, CallSite)> {
         self.warn_at.take_if(|at| *at <= now)?;
         self.began
     }

@@ -21,7 +21,7 @@ pub(in crate::engine) struct Entries<N, H, B> {
 pub(in crate::engine) type Key = (Instant, u64);
 
 /// The due entries, taken out of the schedule. Each hold comes with its time in the schedule.
-pub(in crate::engine) struct Due<H, B> {
+pub(in crate::engine) struct DueEntries<H, B> {
     pub(in crate::engine) holds: Vec<(Instant, H)>,
     pub(in crate::engine) batches: Vec<B>,
 }
@@ -78,8 +78,8 @@ impl<N: Ord, H, B> Entries<N, H, B> {
     }
 
     /// Removes and returns all entries that are due.
-    pub(in crate::engine) fn due(&mut self, now: Instant) -> Due<H, B> {
-        let mut due = Due { holds: self.soon(now, usize::MAX), batches: Vec::new() };
+    pub(in crate::engine) fn due(&mut self, now: Instant) -> DueEntries<H, B> {
+        let mut due = DueEntries { holds: self.soon(now, usize::MAX), batches: Vec::new() };
         while let Some(first) = self.batches.first_entry()
             && first.key().0 <= now
         {

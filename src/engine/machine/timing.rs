@@ -11,10 +11,12 @@
 
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::store::{DEFAULT_TTL, usable};
+use crate::store::{DEFAULT_TTL, surely_kept};
 use std::time::Duration;
 
-const GRACE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
+/// The bounds of the default grace; the first one is that of every grace.
+const SHORTEST_GRACE: Duration = Duration::from_millis(10);
+const LONGEST_GRACE: Duration = Duration::from_secs(2);
 /// What is left between the end of the second attempt and `C`, at least.
 const ROOM: Duration = Duration::from_millis(1);
 /// Shorter: more renewals for a T of hours. Longer: a key that was deleted is noticed later.
@@ -73,8 +75,8 @@ impl Timing {
         }
         // The store counts whole milliseconds; T here must not be longer than there.
         let ttl = Duration::from_millis(ttl.as_millis() as u64);
-        let grace = (ttl / 10).clamp(GRACE.0, GRACE.1);
-        let to_deadline = usable(ttl);
+        let grace = (ttl / 10).clamp(SHORTEST_GRACE, LONGEST_GRACE);
+        let to_deadline = surely_kept(ttl);
         Ok(Self {
             ttl,
             grace,
@@ -89,7 +91,7 @@ impl Timing {
     /// Sets the grace, and renews earlier if two attempts would not fit between the renewal and `C` any more.
     pub(crate) fn with_grace(self, grace: Duration) -> Result<Self> {
         let longest = self.ttl / 3;
-        if !(GRACE.0..=longest).contains(&grace) {
+        if !(SHORTEST_GRACE..=longest).contains(&grace) {
             return Err(Error::invalid(format!(
                 "a grace of {grace:?} is out of range; choose 10 ms to a third of the ttl, {longest:?}"
             )));

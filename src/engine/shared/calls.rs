@@ -273,7 +273,7 @@ mod tests {
     use super::*;
     use crate::engine::machine::timing::Timing;
     use crate::engine::run::Engine;
-    use crate::engine::shared::core::Settings;
+    use crate::engine::shared::settings::Settings;
     use crate::store::MemoryStore;
     use crate::testing::{Call, FaultyStore};
     use std::sync::Arc;

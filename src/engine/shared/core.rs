@@ -7,17 +7,16 @@ use super::lifecycle::{Lifecycle, Stage};
 use super::options::Options;
 use super::overrun::Overruns;
 use super::queue::Queue;
-use super::schedule::{Call, Schedule};
+use super::schedule::{Schedule, ScheduledCall};
 use super::served::Served;
+use super::settings::Settings;
 use crate::clock::{Clock, Instant};
 use crate::engine::machine::count::Share;
 use crate::engine::machine::mode;
 use crate::engine::machine::timing::{LONGEST_TTL, Timing};
 use crate::error::Result;
-use crate::observe::{Counters, DEFAULT_CLASS, EventQueues};
-use crate::store::{
-    Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Keep, Mode, Name, Owner, Store,
-};
+use crate::observe::{Counters, EventQueues};
+use crate::store::{Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Keep, Mode, Owner, Store};
 use crate::util::sync::{Mutex, MutexGuard};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -28,59 +27,6 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use uuid::Uuid;
-
-/// Returns the class of a name.
-pub(crate) type Classify = fn(&str) -> &'static str;
-
-/// The settings of the builder, besides T.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    pub(crate) max_hold: Option<Duration>,
-    /// The longest time between two reports of progress.
-    pub(crate) stall_after: Option<Duration>,
-    /// The age of a hold at which it is reported.
-    pub(crate) warn_held: Option<Duration>,
-    pub(crate) poll_bound: Duration,
-    /// The maximum number of consecutive hand-offs in memory.
-    pub(crate) handoff_bound: u32,
-    pub(crate) fencing: Option<Fencing>,
-    /// Returns the class of a name whose handle has none.
-    pub(crate) classify: Option<Classify>,
-    /// The seed of the jitter, so that a simulation can be repeated.
-    #[cfg(feature = "testing")]
-    pub(crate) seed: Option<u64>,
-}
-
-impl Settings {
-    /// Without fencing tokens and hand-offs, for tests.
-    #[cfg(test)]
-    pub(in crate::engine) const PLAIN: Self = Self {
-        max_hold: None,
-        stall_after: None,
-        warn_held: None,
-        poll_bound: Duration::from_secs(1),
-        handoff_bound: 0,
-        fencing: None,
-        classify: None,
-        #[cfg(feature = "testing")]
-        seed: None,
-    };
-
-    /// Returns options with the class of the name, if those of its handle have none.
-    pub(in crate::engine) fn classified(&self, name: &Name, options: &Options) -> Option<Options> {
-        let classify = self.classify.filter(|_| options.class() == DEFAULT_CLASS)?;
-        let mut options = options.clone();
-        options.set_class(classify(name.as_str()));
-        Some(options)
-    }
-
-    fn seed(&self) -> Option<u64> {
-        #[cfg(feature = "testing")]
-        return self.seed;
-        #[cfg(not(feature = "testing"))]
-        None
-    }
-}
 
 /// The data that all leases of a manager share.
 pub(crate) struct Core {
@@ -115,7 +61,7 @@ pub(crate) struct Core {
     holders: AtomicU64,
     random: AtomicU64,
     jobs: mpsc::UnboundedSender<Job>,
-    calls: mpsc::UnboundedSender<Vec<Call>>,
+    calls: mpsc::UnboundedSender<Vec<ScheduledCall>>,
     queues: Mutex<Option<WorkQueues>>,
     pub(in crate::engine) running: AtomicBool,
     /// When the watchdog began what it does now.
@@ -135,7 +81,7 @@ pub(in crate::engine) struct Callbacks {
 
 /// The queues that the worker reads.
 pub(in crate::engine) struct WorkQueues {
-    pub(in crate::engine) calls: mpsc::UnboundedReceiver<Vec<Call>>,
+    pub(in crate::engine) calls: mpsc::UnboundedReceiver<Vec<ScheduledCall>>,
     pub(in crate::engine) jobs: mpsc::UnboundedReceiver<Job>,
     /// The holds whose descriptions are to be written.
     pub(in crate::engine) to_write: mpsc::Receiver<Weak<Hold>>,
@@ -157,7 +103,7 @@ impl Core {
         if let (Some(fencing), false) = (&mut settings.fencing, can.fence_blocks) {
             // Each holder needs its own fencing token: without reserved ones there is no hand-off.
             fencing.block = 1;
-            settings.handoff_bound = 0;
+            settings.max_local_handoffs = 0;
         }
         if let Some(fencing) = &mut settings.fencing {
             fencing.block = fencing.block.min(can.longest_fence_block);
@@ -269,7 +215,7 @@ impl Core {
     /// Returns how long a store remembers the arrival of a waiter, which asks again at each poll. In a line, where a younger
     /// waiter would pass it, a request may also take an attempt.
     pub(in crate::engine) fn arrival_kept(&self, mode: Mode) -> Duration {
-        let kept = self.settings.poll_bound * 3;
+        let kept = self.settings.max_poll_interval * 3;
         if mode::has_line(mode) { kept.max(self.timing.attempt * 2) } else { kept }
     }
 
@@ -280,7 +226,7 @@ impl Core {
     }
 
     /// Submits calls to the worker, which sends them to the store.
-    pub(in crate::engine) fn send(&self, calls: Vec<Call>) {
+    pub(in crate::engine) fn send(&self, calls: Vec<ScheduledCall>) {
         // As in `submit`.
         let _ = self.calls.send(calls);
     }

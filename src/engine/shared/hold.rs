@@ -57,7 +57,7 @@ pub(crate) struct Grant {
 
 /// What names a hold to the store and to what it protects.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct HoldId {
+pub(in crate::engine) struct HolderAndFence {
     pub(in crate::engine) holder: HolderId,
     pub(in crate::engine) fence: Option<u64>,
 }
@@ -107,13 +107,14 @@ pub(in crate::engine) struct Inner {
     pub(in crate::engine) described: Option<Box<Description>>,
     /// Why the last renewal failed, if none was confirmed since: for the log.
     pub(in crate::engine) failure: Option<Error>,
-    /// The share of the handle that changed the mode of this hold or made it by such a change, and a link to the last hold of
-    /// that chain of changes.
-    latest: Option<(Share, Latest)>,
+    /// The share of the handle that changed the mode of this hold or made it by such a change, and a link to the last
+    /// hold of these conversions.
+    last_conversion: Option<(Share, LastConversion)>,
 }
 
-/// The last hold of a chain of changes of the mode by one handle, which all of its holds share. It keeps none of them.
-type Latest = Arc<Mutex<Weak<Hold>>>;
+/// The last hold that one handle has made by conversions, one after the other. All holds of these conversions share it; it
+/// keeps none of them.
+type LastConversion = Arc<Mutex<Weak<Hold>>>;
 
 impl Inner {
     fn is_finished(&self) -> bool {
@@ -143,7 +144,7 @@ impl Hold {
     pub(in crate::engine) fn new(
         Target { name, mode }: Target,
         options: Options,
-        HoldId { holder, fence }: HoldId,
+        HolderAndFence { holder, fence }: HolderAndFence,
         began: Instant,
         state: State,
         slot: Option<HolderSlot>,
@@ -164,7 +165,7 @@ impl Hold {
             inner: Mutex::new(Inner {
                 described: None,
                 failure: None,
-                latest: None,
+                last_conversion: None,
                 scheduled: None,
                 slot,
                 shares: None,
@@ -185,22 +186,22 @@ impl Hold {
 
     /// Returns the last hold that a handle with this share has made of it by changes of the mode.
     pub(in crate::engine) fn changed_to(&self, share: Share) -> Option<Arc<Self>> {
-        let latest = {
+        let last = {
             let inner = self.lock();
-            let own = inner.latest.as_ref().filter(|(by, _)| *by == share)?;
+            let own = inner.last_conversion.as_ref().filter(|(by, _)| *by == share)?;
             Arc::clone(&own.1)
         };
-        let hold = latest.lock().upgrade()?;
+        let hold = last.lock().upgrade()?;
         (!std::ptr::eq(self, Arc::as_ptr(&hold))).then_some(hold)
     }
 
     /// Records that a handle with this share has made `next` of it, which no other task has yet.
     pub(in crate::engine) fn changes_to(inner: &mut Inner, share: Share, next: &Arc<Self>) {
-        let chain = inner.latest.take().filter(|(by, _)| *by == share);
-        let latest = chain.map(|(_, latest)| latest).unwrap_or_default();
-        *latest.lock() = Arc::downgrade(next);
-        next.lock().latest = Some((Share::FIRST, Arc::clone(&latest)));
-        inner.latest = Some((share, latest));
+        let conversions = inner.last_conversion.take().filter(|(by, _)| *by == share);
+        let last = conversions.map(|(_, last)| last).unwrap_or_default();
+        *last.lock() = Arc::downgrade(next);
+        next.lock().last_conversion = Some((Share::FIRST, Arc::clone(&last)));
+        inner.last_conversion = Some((share, last));
     }
 
     /// Returns the number of its slot in the queue, while it has one.
@@ -211,7 +212,7 @@ impl Hold {
     pub(in crate::engine) fn lock(&self) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner.lock();
         if let Some(pulse) = self.options.pulse() {
-            inner.state.beat(pulse.last());
+            inner.state.record_pulse(pulse.last());
         }
         inner
     }
@@ -258,7 +259,7 @@ impl Hold {
     /// handle, and no hold of another mode was made of it.
     pub(in crate::engine) fn is_past(&self) -> bool {
         let inner = self.lock();
-        inner.is_finished() && inner.latest.is_none() && !mode::is_joined(self.mode)
+        inner.is_finished() && inner.last_conversion.is_none() && !mode::is_joined(self.mode)
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -439,7 +440,7 @@ impl Hold {
         }
         state.set_handoff_scope(grant.scope);
         state.set_policy(policy);
-        let id = HoldId { holder: grant.holder, fence };
+        let id = HolderAndFence { holder: grant.holder, fence };
         let hold = Self::new(target, options, id, now, state, grant.slot);
         // Before any other task can find it.
         hold.happened(core, now, report.granted(fence, How::Store, now)).finish();
@@ -752,10 +753,10 @@ impl Hold {
     }
 
     /// Records that the holder makes progress. It moves no time in the schedule: the watchdog looks once too early.
-    pub(crate) fn report(self: &Arc<Self>, core: &Arc<Core>) {
+    pub(crate) fn progress(self: &Arc<Self>, core: &Arc<Core>) {
         // Applies the clock: after the loss it is too late.
         self.phase(core);
-        self.lock().state.report(core.now());
+        self.lock().state.progress(core.now());
     }
 
     /// Returns whether a release is due.

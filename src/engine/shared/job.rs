@@ -42,7 +42,7 @@ pub(crate) struct Sweep {
     /// The time until which the last grant may keep the name.
     pub(in crate::engine) until: Option<Instant>,
     /// True if a request may have recorded an arrival in the line.
-    pub(in crate::engine) placed: bool,
+    pub(in crate::engine) arrival_recorded: bool,
     /// The time to live of the requests beyond T.
     pub(in crate::engine) delay: Duration,
 }
@@ -55,7 +55,7 @@ impl Sweep {
             unknown: 0,
             from: None,
             until: None,
-            placed: false,
+            arrival_recorded: false,
             delay: Duration::ZERO,
         }
     }

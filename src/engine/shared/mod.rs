@@ -15,4 +15,5 @@ pub(super) mod queue;
 pub(crate) mod report;
 pub(super) mod schedule;
 pub(crate) mod served;
+pub(super) mod settings;
 pub(super) mod wakers;

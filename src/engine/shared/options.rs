@@ -1,23 +1,21 @@
 //! The options of a handle. They go with each of its acquires into the hold. [`setters`] gives a handle those that it has.
 
 use super::calls::check_line;
-use super::core::{Core, Settings};
+use super::core::Core;
 use super::overrun::Overrun;
+use super::settings::Settings;
 use crate::clock::Instant;
 use crate::engine::machine::hold::HoldPolicy;
 use crate::engine::machine::mode;
+use crate::engine::machine::policy::CallSite;
 use crate::engine::machine::timing::LONGEST_TTL;
 use crate::engine::shared::pulse::CallPulse;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::DEFAULT_CLASS;
 use crate::store::Mode;
 use crate::store::contract::metadata::check_word;
-use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Where in the user's code a name is acquired, if it is known.
-pub(crate) type Caller = Option<&'static Location<'static>>;
 
 /// The longest `lock_delay`. Within it, what a holder has sent has arrived or never will.
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
@@ -358,7 +356,7 @@ impl Options {
         &self,
         settings: &Settings,
         now: Instant,
-        caller: Caller,
+        caller: CallSite,
     ) -> Option<Box<HoldPolicy>> {
         let stall = self.stall_after(settings);
         let limited = stall.is_some() || settings.max_hold.is_some();

@@ -9,9 +9,9 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
-/// The pulse of the calls of one handle, which makes one call at a time: each poll is a beat.
+/// The pulse of the calls of one handle, which makes one call at a time: each poll is a pulse.
 ///
-/// A hold of which no caller has a lease yet is lost a TTL after the last beat. Otherwise the watchdog would renew it for a
+/// A hold of which no caller has a lease yet is lost a TTL after the last pulse. Otherwise the watchdog would renew it for a
 /// future that is kept and never polled again.
 #[derive(Debug, Default)]
 pub(crate) struct CallPulse {
@@ -20,7 +20,7 @@ pub(crate) struct CallPulse {
 }
 
 impl CallPulse {
-    /// Runs `call`, and wakes its task three times in each TTL. Each poll is a beat.
+    /// Runs `call`, and wakes its task three times in each TTL. Each poll is a pulse.
     pub(crate) async fn during<F: Future>(
         &self,
         clock: &Clock,
@@ -33,7 +33,7 @@ impl CallPulse {
         let mut runtime = Handle::current().id();
         poll_fn(|cx| {
             // First, because the call may get a hold now.
-            self.beat(clock.now() + ttl);
+            self.record(clock.now() + ttl);
             // A timer fires only while the runtime that it was made on runs.
             if let Ok(here) = Handle::try_current()
                 && here.id() != runtime
@@ -50,7 +50,7 @@ impl CallPulse {
         .await
     }
 
-    fn beat(&self, until: Instant) {
+    fn record(&self, until: Instant) {
         self.until.store(until.to_nanos(), Ordering::Relaxed);
     }
 

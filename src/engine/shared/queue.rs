@@ -19,7 +19,9 @@ use crate::engine::machine::chain::Chain;
 use crate::engine::machine::count::Share;
 use crate::engine::machine::effects::{Effect, Effects, Few, Limits, Numbers, Step, Times};
 use crate::engine::machine::mode;
-use crate::engine::machine::name::{Admitted, Granted, Kept, LastAsk, NameState, Seated, Silence};
+use crate::engine::machine::name::{
+    Admitted, Granted, LastAsk, NameState, Silence, SlottedHold, TurnOutcome,
+};
 use crate::engine::machine::pause::{Heard, Pauses};
 use crate::engine::machine::pulse::Pulse;
 use crate::engine::machine::timing::Timing;
@@ -391,7 +393,7 @@ impl Queue {
 
     /// Sets the time by which the next step of a turn follows. After that, waiters may reclaim the turn.
     pub(in crate::engine) fn set_due(&self, name: &Name, number: u64, due: Instant) {
-        self.note(name, |state| state.beat(number, Pulse::until(due)));
+        self.note(name, |state| state.record_pulse(number, Pulse::until(due)));
     }
 
     /// Records a request of a turn at `now`, and that its next step follows by `due`. Returns the time of the first
@@ -412,7 +414,7 @@ impl Queue {
     }
 
     /// Keeps a turn after a grant. See [`NameState::keep`].
-    pub(in crate::engine) fn keep(&self, name: &Name, granted: GrantedTurn) -> Kept {
+    pub(in crate::engine) fn keep(&self, name: &Name, granted: GrantedTurn) -> TurnOutcome {
         let GrantedTurn { turn, mode, fair, sent, is_own } = granted;
         let mut gone = [None, None];
         let kept = self.locked(|queue, effects| {
@@ -428,7 +430,7 @@ impl Queue {
             let keep =
                 |state: &mut State, step: &mut Step<'_, _>| state.keep(granted, step.effects);
             let kept = queue.run(name, times, effects, keep);
-            if kept == Kept::Yes {
+            if kept == TurnOutcome::Kept {
                 gone = queue.wakers.remove_of(turn);
             }
             kept
@@ -512,7 +514,7 @@ impl Queue {
     ) -> Installed {
         let (is_doubted, effects) = self.deferred(|queue, effects| {
             let Some(state) = queue.names.get_mut(&hold.name) else { return false };
-            let doubted = state.install(self.seated(number, hold, sent), hold.began);
+            let doubted = state.install(self.slotted(number, hold, sent), hold.began);
             if state.shares_with_waiters(hold.mode) {
                 let times = self.limits.at(self.clock.now());
                 state.advance(&mut Step { times, numbers: &mut queue.numbers, effects });
@@ -522,9 +524,9 @@ impl Queue {
         Installed { is_doubted, effects }
     }
 
-    fn seated(&self, number: u64, hold: &Arc<Hold>, sent: Instant) -> Seated<Arc<Hold>> {
+    fn slotted(&self, number: u64, hold: &Arc<Hold>, sent: Instant) -> SlottedHold<Arc<Hold>> {
         let joined_until = sent + self.limits.joins;
-        Seated { number, mode: hold.mode, hold: Arc::clone(hold), joined_until }
+        SlottedHold { number, mode: hold.mode, hold: Arc::clone(hold), joined_until }
     }
 
     /// Returns whether a hold of a name may have a waiter to which it is handed off.
@@ -591,16 +593,18 @@ impl Queue {
     }
 
     /// Puts a hold of another mode into its slot, granted by a request of `sent`. Admits the waiters that may ask now.
-    pub(in crate::engine) fn reseat(
+    pub(in crate::engine) fn replace_in_slot(
         &self,
         hold: &Arc<Hold>,
         number: u64,
         sent: Instant,
     ) -> Deferred {
         let times = self.limits.at(self.clock.now());
-        let seated = self.seated(number, hold, sent);
+        let slotted = self.slotted(number, hold, sent);
         let ((), effects) = self.deferred(|queue, effects| {
-            queue.run(&hold.name, times, effects, |state, step| state.reseat(seated, step));
+            queue.run(&hold.name, times, effects, |state, step| {
+                state.replace_in_slot(slotted, step)
+            });
         });
         effects
     }
@@ -674,7 +678,7 @@ impl Queue {
     }
 
     /// Returns whether a call of this process asks or waits for a name.
-    pub(crate) fn is_wanted(&self, name: &Name) -> bool {
+    pub(crate) fn is_awaited_here(&self, name: &Name) -> bool {
         self.look(name, |state| state.has_waiters() || state.is_asked_for()) == Some(true)
     }
 }
@@ -892,7 +896,7 @@ mod tests {
             let mut ended = pin!(other.ended());
             let mut context = Context::from_waker(Waker::noop());
             assert!(ended.as_mut().poll(&mut context).is_pending());
-            assert_eq!(late.keep(sent, true), Kept::Yes);
+            assert_eq!(late.keep(sent, true), TurnOutcome::Kept);
             assert!(ended.as_mut().poll(&mut context).is_ready());
         }
         assert_eq!(other.asked(now, now), None);
@@ -915,7 +919,7 @@ mod tests {
         assert!(core.queue.is_empty());
         let Ok(Admission::Turn(turn)) = first.pulse(core.now()) else { panic!("no turn") };
         let _passed = turn.seek(&NO_OPTIONS);
-        assert_eq!(turn.keep(core.now(), true), Kept::Yes);
+        assert_eq!(turn.keep(core.now(), true), TurnOutcome::Kept);
         assert_eq!(core.queue.lock().wakers.size().0, 0);
         drop(turn);
         assert!(core.queue.is_empty());

@@ -4,9 +4,10 @@
 //! runs an observer. While there is none, an event costs one branch.
 
 use super::core::Core;
-use super::options::{Caller, Options};
+use super::options::Options;
 use super::schedule::Renewing;
 use crate::clock::Instant;
+use crate::engine::machine::policy::CallSite;
 use crate::error::Result;
 use crate::observe::{
     Event, EventKind, Health, How, LeadershipHealth, Operation, Outcome, Recorded, Refusal,
@@ -113,7 +114,7 @@ pub(crate) struct CallReport<'a> {
     options: &'a Options,
     start: Instant,
     /// Where the user made the call.
-    pub(in crate::engine) caller: Caller,
+    pub(in crate::engine) caller: CallSite,
     /// Whether its wait was reported.
     waits: AtomicBool,
     /// Whether its end was reported.
@@ -138,7 +139,7 @@ impl<'a> CallReport<'a> {
         mode: Mode,
         options: &'a Options,
         start: Instant,
-        caller: Caller,
+        caller: CallSite,
     ) -> Self {
         Self {
             core,

@@ -31,10 +31,10 @@ pub(in crate::engine) struct Renewing {
 pub(in crate::engine) type Batch = Vec<Renewing>;
 
 /// The due entries, taken out of the schedule.
-pub(in crate::engine) type Due = schedule::Due<Arc<Hold>, Arc<Batch>>;
+pub(in crate::engine) type DueEntries = schedule::DueEntries<Arc<Hold>, Arc<Batch>>;
 
 /// A call to be sent. It is in the schedule, where the watchdog finds it if it is not answered.
-pub(in crate::engine) struct Call {
+pub(in crate::engine) struct ScheduledCall {
     pub(in crate::engine) batch: Arc<Batch>,
     /// The end of an attempt for holds with enough time.
     pub(in crate::engine) attempt_deadline: Instant,
@@ -43,7 +43,7 @@ pub(in crate::engine) struct Call {
     pub(in crate::engine) key: Key,
 }
 
-impl Call {
+impl ScheduledCall {
     pub(in crate::engine) fn new(
         schedule: &Schedule,
         batch: Batch,
@@ -193,7 +193,7 @@ impl Schedule {
     }
 
     /// Takes out all entries that are due.
-    pub(in crate::engine) fn due(&self, now: Instant) -> Due {
+    pub(in crate::engine) fn due(&self, now: Instant) -> DueEntries {
         self.entries.lock().due(now)
     }
 
@@ -230,7 +230,7 @@ impl Schedule {
 mod tests {
     use super::*;
     use crate::engine::machine::hold::State;
-    use crate::engine::shared::hold::HoldId;
+    use crate::engine::shared::hold::HolderAndFence;
     use crate::engine::shared::options::Options;
     use crate::store::{HolderId, Name, Target};
     use uuid::Uuid;
@@ -243,7 +243,7 @@ mod tests {
         let state = State::granted(at(0), at(1), None, None);
         let name = Name::new("n").unwrap();
         let holder = HolderId::new(Uuid::nil(), number);
-        let id = HoldId { holder, fence: None };
+        let id = HolderAndFence { holder, fence: None };
         Hold::new(Target::exclusive(name), Options::default(), id, at(0), state, None)
     }
 

@@ -1,4 +1,4 @@
-//! Whether the store answers: to one call, for one name, and in each part of it. At the end of a timed call that decides whether
+//! Whether the store answers: to one call, for one name, and in each shard of it. At the end of a timed call that decides whether
 //! others have the name, or the store is silent.
 
 use super::core::Core;
@@ -12,49 +12,49 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The last answers of each part of the store. There are as many as the store has parts, whatever the number of names.
+/// The last answers of each shard of the store. There are as many as the store has shards, whatever the number of names.
 #[derive(Default)]
 pub(crate) struct Served {
-    /// The nanosecond, by the clock, of the last request to part 0 that was granted or found the name held; 0 if there is
-    /// none. Most stores have no other part.
+    /// The nanosecond, by the clock, of the last request to shard 0 that was granted or found the name held; 0 if there is
+    /// none. Most stores have no other shard.
     first: AtomicU64,
     others: Mutex<HashMap<usize, Instant>>,
-    /// The last failure of each part, and when it came.
+    /// The last failure of each shard, and when it came.
     failures: Mutex<HashMap<usize, (Instant, Error)>>,
 }
 
 impl Served {
     /// Records that a request of `sent` was granted, or found the name held. Answers come in any order.
-    pub(in crate::engine) fn answered(&self, part: usize, sent: Instant) {
-        if part == 0 {
+    pub(in crate::engine) fn answered(&self, shard: usize, sent: Instant) {
+        if shard == 0 {
             self.first.fetch_max(sent.to_nanos().max(1), Ordering::Relaxed);
         } else {
             let mut others = self.others.lock();
-            let last = others.entry(part).or_insert(sent);
+            let last = others.entry(shard).or_insert(sent);
             *last = sent.max(*last);
         }
     }
 
     /// Returns when the last such request was sent.
-    pub(in crate::engine) fn last(&self, part: usize) -> Option<Instant> {
-        if part == 0 {
+    pub(in crate::engine) fn last(&self, shard: usize) -> Option<Instant> {
+        if shard == 0 {
             let last = self.first.load(Ordering::Relaxed);
             (last > 0).then(|| Instant::at_nanos(last))
         } else {
-            self.others.lock().get(&part).copied()
+            self.others.lock().get(&shard).copied()
         }
     }
 
     /// Records a failure that came at `now`.
-    pub(in crate::engine) fn failed(&self, part: usize, now: Instant, failure: &Error) {
-        self.failures.lock().insert(part, (now, failure.without_source()));
+    pub(in crate::engine) fn failed(&self, shard: usize, now: Instant, failure: &Error) {
+        self.failures.lock().insert(shard, (now, failure.without_source()));
     }
 
     /// Returns the last failure, if it came at `since` or later, and no request that was sent after it was answered.
-    pub(in crate::engine) fn failure(&self, part: usize, since: Instant) -> Option<Error> {
+    pub(in crate::engine) fn failure(&self, shard: usize, since: Instant) -> Option<Error> {
         let failures = self.failures.lock();
-        let (at, failure) = failures.get(&part)?;
-        let is_last = *at >= since && self.last(part).is_none_or(|last| last <= *at);
+        let (at, failure) = failures.get(&shard)?;
+        let is_last = *at >= since && self.last(shard).is_none_or(|last| last <= *at);
         is_last.then(|| failure.clone())
     }
 }
@@ -66,7 +66,7 @@ pub(crate) struct Timed {
     pub(crate) limit: Duration,
 }
 
-/// Returns the part of the store that keeps a name. It is only a hint, so a panic here counts as part 0.
+/// Returns the shard of the store that keeps a name. It is only a hint, so a panic here counts as shard 0.
 fn shard(core: &Core, name: &Name) -> usize {
     catch_unwind(AssertUnwindSafe(|| core.store.shard(name))).unwrap_or_default()
 }
@@ -85,24 +85,24 @@ pub(in crate::engine) fn note_answer(
     }
 }
 
-/// Records how a request has failed, if that says that its part of the store is out of reach.
+/// Records how a request has failed, if that says that its shard of the store is out of reach.
 pub(in crate::engine) fn note_failure(core: &Core, name: &Name, error: &Error) {
     if error.is_unavailable() || error.is_for_all_names() {
         core.served.failed(shard(core, name), core.now(), error);
     }
 }
 
-/// Returns whether the part of the store that keeps a name has granted an acquire, or found another holder, within the
+/// Returns whether the shard of the store that keeps a name has granted an acquire, or found another holder, within the
 /// last attempt, and nothing has failed there since.
 pub(crate) fn has_served(core: &Core, name: &Name) -> bool {
-    let part = shard(core, name);
-    core.served.last(part).is_some_and(|last| {
+    let shard = shard(core, name);
+    core.served.last(shard).is_some_and(|last| {
         let age = core.now().saturating_duration_since(last);
-        age < core.timing.attempt && core.served.failure(part, last).is_none()
+        age < core.timing.attempt && core.served.failure(shard, last).is_none()
     })
 }
 
-/// Returns the error of a call that got no answer in time, with the last failure of that part of the store if it has
+/// Returns the error of a call that got no answer in time, with the last failure of that shard of the store if it has
 /// answered nothing since.
 pub(crate) fn silent(core: &Core, name: &Name) -> Error {
     let since = Instant::ZERO + core.now().since_origin().saturating_sub(core.timing.ttl);
@@ -182,10 +182,10 @@ mod tests {
     fn late_answer_to_an_older_request_takes_nothing_back() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let served = Served::default();
-        for part in [0, 7] {
-            served.answered(part, at(20));
-            served.answered(part, at(10));
-            assert_eq!(served.last(part), Some(at(20)));
+        for shard in [0, 7] {
+            served.answered(shard, at(20));
+            served.answered(shard, at(10));
+            assert_eq!(served.last(shard), Some(at(20)));
         }
     }
 }

@@ -15,13 +15,13 @@
 
 pub(super) mod renewal;
 
-use super::machine::hold::{Due, State};
+use super::machine::hold::{DueWork, State};
 use super::machine::timing::Timing;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
 use super::shared::job::Job;
 use super::shared::report;
-use super::shared::schedule::{Batch, Call, Group, Renewing};
+use super::shared::schedule::{Batch, Group, Renewing, ScheduledCall};
 use crate::clock::{Instant, Sleeper};
 use crate::observe::EventKind;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ fn tick(core: &Arc<Core>) {
 /// Verifies all holds after a reconnect: the server may have restarted without them.
 fn verify_all(core: &Arc<Core>) {
     let mut plan = RenewalPlan::new(core, core.now());
-    plan.add(core, core.schedule.all(), State::verify);
+    plan.add(core, core.schedule.all(), State::renew_or_recall);
     plan.send_all(core);
 }
 
@@ -107,13 +107,13 @@ impl<'a> RenewalPlan<'a> {
         &mut self,
         core: &Arc<Core>,
         taken: Vec<(Instant, Arc<Hold>)>,
-        change: fn(&mut State, &Timing, Instant) -> Due,
+        change: fn(&mut State, &Timing, Instant) -> DueWork,
     ) {
         for (at, hold) in taken {
             match renewal::when_due(core, &hold, at, self.now, &mut self.group, change) {
-                Due::Nothing => {}
-                Due::Flush | Due::TakenBack => self.flush.push(hold),
-                Due::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
+                DueWork::Nothing => {}
+                DueWork::Flush | DueWork::TakenBack => self.flush.push(hold),
+                DueWork::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
             }
         }
     }
@@ -128,11 +128,11 @@ impl<'a> RenewalPlan<'a> {
         let room = BURST.saturating_mul(self.size).saturating_sub(self.renewing.len());
         // A renewal is early by a 32nd part of its period, so there are 3 % more of them at most.
         let at_once = self.now + core.timing.period / 32;
-        self.add(core, core.schedule.soon(at_once, room), State::renew_early);
+        self.add(core, core.schedule.soon(at_once, room), State::begin_renewal);
         let room = (self.size - self.renewing.len() % self.size) % self.size;
         // These cost no call of their own, so they may be earlier. Further ahead, a hold is renewed more often than it needs.
         let soon = self.now + core.timing.period / 5;
-        self.add(core, core.schedule.soon(soon, room), State::renew_early);
+        self.add(core, core.schedule.soon(soon, room), State::begin_renewal);
     }
 
     /// Submits the flushes and the wake-ups, and sends the calls to the worker.
@@ -141,13 +141,13 @@ impl<'a> RenewalPlan<'a> {
             core.submit(Job::Flush(hold));
         }
         // The store divides what is due among its calls, but for the time that each has.
-        let mut calls: Vec<Call> = Vec::new();
+        let mut calls: Vec<ScheduledCall> = Vec::new();
         let mut short: Batch = self
             .renewing
             .extract_if(.., |one| one.attempt.believed_until < self.attempt_deadline)
             .collect();
         short.sort_by_key(|one| one.attempt.believed_until);
-        let call = |batch| Call::new(&core.schedule, batch, self.attempt_deadline);
+        let call = |batch| ScheduledCall::new(&core.schedule, batch, self.attempt_deadline);
         calls.extend(short.chunks(self.size.max(1)).map(|batch| call(batch.to_vec())));
         if !self.renewing.is_empty() {
             calls.push(call(std::mem::take(&mut self.renewing)));

@@ -2,12 +2,12 @@
 
 use crate::clock::Instant;
 use crate::engine::hold::describe;
-use crate::engine::machine::hold::{Due, SentRenewal, State};
+use crate::engine::machine::hold::{DueWork, SentRenewal, State};
+use crate::engine::machine::policy::CallSite;
 use crate::engine::machine::timing::Timing;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
-use crate::engine::shared::options::Caller;
 use crate::engine::shared::schedule::Group;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Absence;
@@ -17,20 +17,20 @@ use std::time::Duration;
 use tracing::Level;
 
 /// Returns the work that is due, after the watchdog has taken the hold out of the schedule,
-/// where its time was `at`. `change` is [`State::tick`], [`State::renew_early`] to fill a
-/// batch, or [`State::verify`] after a reconnect.
+/// where its time was `at`. `change` is [`State::tick`], [`State::begin_renewal`] to fill a
+/// batch, or [`State::renew_or_recall`] after a reconnect.
 pub(super) fn when_due(
     core: &Arc<Core>,
     hold: &Arc<Hold>,
     at: Instant,
     now: Instant,
     group: &mut Group<'_>,
-    change: impl FnOnce(&mut State, &Timing, Instant) -> Due,
-) -> Due {
+    change: impl FnOnce(&mut State, &Timing, Instant) -> DueWork,
+) -> DueWork {
     let mut inner = hold.lock();
     if inner.scheduled != Some(at) {
         // A stale entry: the hold has ended or moved.
-        return Due::Nothing;
+        return DueWork::Nothing;
     }
     inner.scheduled = None;
     let mut held = None;
@@ -41,15 +41,15 @@ pub(super) fn when_due(
     if let Some((since, caller)) = held {
         warn_held(hold, now.saturating_duration_since(since), caller);
     }
-    if due != Due::TakenBack {
+    if due != DueWork::TakenBack {
         return due;
     }
     group.wakes.effects.push(core.queue.missed(hold));
-    Due::Flush
+    DueWork::Flush
 }
 
 /// Warns that the hold has been held for long.
-fn warn_held(hold: &Hold, held: Duration, caller: Caller) {
+fn warn_held(hold: &Hold, held: Duration, caller: CallSite) {
     trace::later(Level::WARN, || {
         let name = hold.name.clone();
         let fence = hold.fence;

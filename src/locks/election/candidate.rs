@@ -117,10 +117,10 @@ impl Candidate {
     async fn stand(&self) -> Result<Leadership> {
         let core = &self.engine.core;
         let name = self.name.as_ref().map_err(Error::clone)?;
-        let wanted = AcquireSpec::from(Mode::Exclusive).with(&self.options);
+        let spec = AcquireSpec::from(Mode::Exclusive).with(&self.options);
         loop {
             // Without the hold of an earlier term: a candidate does not lead twice at once.
-            let claim = acquire(core, name, wanted, &mut None, WaitLimit::Forever).await?;
+            let claim = acquire(core, name, spec, &mut None, WaitLimit::Forever).await?;
             let Some(claim) = claim else { continue };
             let mut me = Leadership::of(Lease::in_advance(&self.engine, claim));
             let (_, hold) = me.parts();

@@ -258,7 +258,7 @@ impl Observer {
     async fn run(&mut self) {
         let engine = Arc::clone(&self.engine);
         let core = &engine.core;
-        let longest = core.settings.poll_bound.max(core.timing.ttl / 3);
+        let longest = core.settings.max_poll_interval.max(core.timing.ttl / 3);
         let name = self.name.clone();
         let mut hints = None;
         let mut subscribes = true;

@@ -8,7 +8,7 @@ use super::request::{RenewBatch, Renewal};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::StoreFuture;
-use crate::util::join::{Call, all};
+use crate::util::join::{BoxedCall, all};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -191,7 +191,7 @@ impl RenewCall {
     #[must_use]
     pub fn join(calls: Vec<Self>) -> StoreFuture<Renewed> {
         Box::pin(async move {
-            let (mut positions, mut answers): (Vec<Vec<usize>>, Vec<Call<'_, _>>) =
+            let (mut positions, mut answers): (Vec<Vec<usize>>, Vec<BoxedCall<'_, _>>) =
                 Default::default();
             for Self { items, verdicts } in calls {
                 positions.push(items);

@@ -3,9 +3,9 @@
 mod keep;
 mod line;
 mod metadata;
+mod modes;
 mod notes;
 mod requests;
-mod shared;
 mod store;
 mod waiter;
 mod wake;
@@ -18,7 +18,7 @@ use super::{
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
 use crate::util::sync::{Mutex, MutexGuard};
-use shared::Shared;
+use modes::Shared;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

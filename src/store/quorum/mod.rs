@@ -22,7 +22,7 @@ use super::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
     Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed,
     Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, steal_by_force,
-    usable,
+    surely_kept,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
@@ -139,7 +139,7 @@ fn node_limit(timeout: Duration) -> Duration {
 
 /// Returns whether too little of the time to live is left for a grant to be of use.
 fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
-    usable(ttl).saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
+    surely_kept(ttl).saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
 }
 
 /// Counts as a task at work for as long as it lives.

@@ -34,10 +34,10 @@ use scripts::permits::{MOST_PERMITS, too_many};
 use scripts::reply::Element;
 use scripts::set::AcquireAll;
 use scripts::{
-    AGE, Call, PLAIN, SHARDED, Script, Scripts, line, managers, metadata, notes, shared,
+    AGE, PLAIN, SHARDED, Script, ScriptCall, Scripts, line, managers, metadata, modes, notes,
 };
 use send::batch::{BATCH_SIZE, RuntimeBatchers};
-use send::renew::Caller;
+use send::renew::RenewContext;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -101,7 +101,7 @@ impl EngineCaller {
     fn run(
         &self,
         script: &'static Script,
-        call: Call,
+        call: ScriptCall,
         timeout: Duration,
     ) -> impl Future<Output = Result<Vec<Element>>> + Send + use<> {
         let connection = self.connection.clone();
@@ -223,7 +223,7 @@ impl RedisStore {
         name: &Name,
         timeout: Duration,
     ) -> Result<Vec<Element>> {
-        let mut call = Call::default();
+        let mut call = ScriptCall::default();
         call.key(&self.keys.lock(name));
         self.caller.run(script, call, timeout).await
     }
@@ -306,22 +306,23 @@ impl Store for RedisStore {
         let connection = self.renewals.clone();
         let clock = self.clock.clone();
         let keys = self.keys.clone();
-        let caller = Caller { connection, clock, keys, scripts: self.scripts };
+        let context = RenewContext { connection, clock, keys, scripts: self.scripts };
         let shard = |item: &Renewal| self.shard(&item.target.name);
-        let renew =
-            |batch| -> StoreFuture<Renewed> { Box::pin(send::renew::renew(caller.clone(), batch)) };
+        let renew = |batch| -> StoreFuture<Renewed> {
+            Box::pin(send::renew::renew(context.clone(), batch))
+        };
         RenewCall::divide(batch, BATCH_SIZE, shard, renew)
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        shared::resize(self, &request).await
+        modes::resize(self, &request).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         match (request.about, request.target.mode.kind()) {
             (About::Holders, Kind::Lock) => metadata::inspect(self, request).await,
             (About::Holders, Kind::ReadWrite | Kind::Semaphore) => {
-                shared::holders(self, request).await
+                modes::holders(self, request).await
             }
             (About::Line, _) => {
                 Ok(Inspection::default().with_line(line::waiting(self, request).await?))
@@ -377,7 +378,7 @@ impl Store for RedisStore {
     /// Returns the server's uptime, whatever it keeps on disk: the file can be another one, cut short, or behind. It counts
     /// whole seconds, so it is up to a second too low.
     async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
-        let mut reply = self.caller.run(&AGE, Call::default(), timeout).await?.into_iter();
+        let mut reply = self.caller.run(&AGE, ScriptCall::default(), timeout).await?.into_iter();
         let (Some(Element::Int(up)), Some(Element::Text(id))) = (reply.next(), reply.next()) else {
             return Err(scripts::reply::malformed_reply());
         };

@@ -3,7 +3,7 @@
 use super::errors::Failure;
 use crate::store::connect::remote::Replicas;
 use crate::store::redis::scripts::reply::{self, Element};
-use crate::store::redis::scripts::{Call, Script, Word};
+use crate::store::redis::scripts::{Script, ScriptCall, Word};
 use fred::bytes::Bytes;
 use fred::clients::Client;
 use fred::error::ErrorKind;
@@ -24,8 +24,8 @@ pub(in crate::store::redis) struct Ready {
 }
 
 impl Ready {
-    pub(in crate::store::redis) fn new(call: Call) -> Self {
-        let Call { text, words, keys, wait, divisible } = call;
+    pub(in crate::store::redis) fn new(call: ScriptCall) -> Self {
+        let ScriptCall { text, words, keys, wait, divisible } = call;
         Self { text: Bytes::from(text), words, keys, wait, divisible }
     }
 
@@ -230,13 +230,13 @@ mod tests {
     fn call_belongs_to_the_slot_of_its_first_key() {
         for (key, expected) in [("foo", 12182), ("{foo}bar", 12182), ("bar", 5061)] {
             assert_eq!(slot(key.as_bytes()), expected, "{key}");
-            let mut call = Call::default();
+            let mut call = ScriptCall::default();
             call.key(&[&key[..1], &key[1..]]);
             call.key(&["other"]);
             call.text("last");
             assert_eq!(Ready::new(call).slot(), expected, "{key}");
         }
-        assert_eq!(Ready::new(Call::default()).slot(), 0, "of none");
+        assert_eq!(Ready::new(ScriptCall::default()).slot(), 0, "of none");
     }
 
     fn frame(text: &str) -> Resp3Frame {

@@ -72,23 +72,38 @@ impl Drop for Refused {
     }
 }
 
-/// A number that no other subscriber, or group of them, has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Number(u64);
+/// Draws a number that no other subscriber, or group of them, has.
+fn next_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed)
+}
 
-impl Number {
+/// Names a subscriber.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SubscriberId(u64);
+
+impl SubscriberId {
     pub(super) fn next() -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Self(LAST.fetch_add(1, Ordering::Relaxed))
+        Self(next_number())
+    }
+}
+
+/// Names the subscribers of one runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GroupId(u64);
+
+impl GroupId {
+    pub(super) fn next() -> Self {
+        Self(next_number())
     }
 }
 
 /// A subscriber, as the channels know it.
 #[derive(Clone)]
 pub(super) struct SubscriberRef {
-    pub(super) id: Number,
+    pub(super) id: SubscriberId,
     /// That of all subscribers of its runtime.
-    pub(super) group: Number,
+    pub(super) group: GroupId,
     /// Its server, in a fleet.
     pub(super) server: Option<Server>,
     commands: mpsc::WeakUnboundedSender<Command>,
@@ -102,16 +117,16 @@ struct Lost(Arc<AtomicBool>);
 
 /// Sends commands to a subscriber, which ends with the last of these.
 #[derive(Clone)]
-pub(super) struct Handle {
+pub(super) struct SubscriberHandle {
     pub(super) subscriber: SubscriberRef,
     commands: mpsc::UnboundedSender<Command>,
 }
 
-impl Handle {
+impl SubscriberHandle {
     /// Makes the handle of a new subscriber, and what it receives.
-    pub(super) fn new(group: Number, server: Option<Server>) -> (Self, Post) {
+    pub(super) fn new(group: GroupId, server: Option<Server>) -> (Self, SubscriberInbox) {
         let (commands, inbox) = mpsc::unbounded_channel();
-        let id = Number::next();
+        let id = SubscriberId::next();
         let lost = Lost::default();
         let subscriber = SubscriberRef {
             id,
@@ -120,7 +135,10 @@ impl Handle {
             commands: mpsc::UnboundedSender::downgrade(&commands),
             lost: lost.clone(),
         };
-        (Self { subscriber, commands }, Post { id, commands: inbox, connection: Connection(lost) })
+        (
+            Self { subscriber, commands },
+            SubscriberInbox { id, commands: inbox, connection: Connection(lost) },
+        )
     }
 
     /// Sends a command. Returns false if the subscriber has ended.
@@ -134,8 +152,8 @@ impl Handle {
 }
 
 /// The number of a subscriber, and what it receives.
-pub(super) struct Post {
-    pub(super) id: Number,
+pub(super) struct SubscriberInbox {
+    pub(super) id: SubscriberId,
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
     pub(super) connection: Connection,
 }
@@ -213,7 +231,7 @@ impl Channel {
         !self.waiters.is_empty() || self.inbox.as_ref().is_some_and(|inbox| !inbox.is_closed())
     }
 
-    pub(super) fn is_at(&self, id: Number) -> bool {
+    pub(super) fn is_at(&self, id: SubscriberId) -> bool {
         self.at.as_ref().is_some_and(|at| at.id == id)
     }
 
@@ -267,7 +285,7 @@ impl Channel {
     }
 
     /// Records that it is subscribed where it is. Returns the waiters that missed something.
-    fn arrived(&mut self, name: &str) -> Vec<Signal> {
+    fn now_subscribed(&mut self, name: &str) -> Vec<Signal> {
         self.subscribed = true;
         self.all_leave(name);
         if std::mem::take(&mut self.missed) { self.waiters.clone() } else { Vec::new() }
@@ -282,7 +300,7 @@ impl Channel {
     }
 
     /// Records that the subscribers of a runtime have ended.
-    pub(super) fn leaves_with(&mut self, group: Number) {
+    pub(super) fn leaves_with(&mut self, group: GroupId) {
         self.forget_leaving(|old| old.group == group);
     }
 
@@ -323,18 +341,18 @@ pub(super) fn listeners(channels: &Channels, channel: &str) -> u64 {
 }
 
 /// Records that a channel is subscribed at a subscriber, if it belongs there.
-pub(super) fn arrived(channels: &Channels, channel: &str, at: Number) {
+pub(super) fn now_subscribed(channels: &Channels, channel: &str, at: SubscriberId) {
     let missed = {
         let mut channels = channels.lock();
         let entry = channels.get_mut(channel).filter(|entry| entry.is_at(at));
-        entry.map(|entry| entry.arrived(channel)).unwrap_or_default()
+        entry.map(|entry| entry.now_subscribed(channel)).unwrap_or_default()
     };
     missed.iter().for_each(Signal::set);
 }
 
 /// Forgets that an idle channel is subscribed at a subscriber. Returns false if it is to stay subscribed there, because it has
 /// a waiter again, or because the next subscriber has not subscribed it yet.
-pub(super) fn forget(channels: &Channels, channel: &str, at: Number) -> bool {
+pub(super) fn forget(channels: &Channels, channel: &str, at: SubscriberId) -> bool {
     let mut channels = channels.lock();
     let Some(entry) = channels.get_mut(channel) else { return true };
     if !entry.is_at(at) {
@@ -352,7 +370,7 @@ pub(super) fn forget(channels: &Channels, channel: &str, at: Number) -> bool {
 }
 
 /// Records that a subscriber leaves a channel. Returns false if the channel has come back to it.
-pub(super) fn left(channels: &Channels, channel: &str, at: Number) -> bool {
+pub(super) fn left(channels: &Channels, channel: &str, at: SubscriberId) -> bool {
     let mut channels = channels.lock();
     let Some(entry) = channels.get_mut(channel) else { return true };
     // It has heard up to now, so nothing is missed.
@@ -378,7 +396,7 @@ pub(super) fn forget_unheard(channels: &Channels, channel: &str) {
 
 /// Records that nothing is subscribed at a subscriber, which has a new connection, or has ended. Returns its channels with
 /// waiters.
-pub(super) fn begin_again(channels: &Channels, at: Number) -> Vec<String> {
+pub(super) fn begin_again(channels: &Channels, at: SubscriberId) -> Vec<String> {
     let mut channels = channels.lock();
     let mut awaited = Vec::new();
     channels.retain(|name, entry| {
@@ -417,7 +435,7 @@ pub(super) fn wake(channels: &Channels, channel: Option<&str>) {
 }
 
 /// Wakes the waiters of all channels of one subscriber.
-pub(super) fn wake_ours(channels: &Channels, at: Number) {
+pub(super) fn wake_ours(channels: &Channels, at: SubscriberId) {
     let waiters: Vec<Signal> = {
         let channels = channels.lock();
         let ours = channels.values().filter(|entry| entry.is_at(at));
@@ -464,22 +482,22 @@ mod tests {
     const NAME: &str = "c";
 
     struct Ends {
-        handle: Handle,
-        post: Post,
+        handle: SubscriberHandle,
+        inbox: SubscriberInbox,
     }
 
     impl Ends {
         fn new() -> Self {
-            let (handle, post) = Handle::new(Number::next(), None);
-            Self { handle, post }
+            let (handle, inbox) = SubscriberHandle::new(GroupId::next(), None);
+            Self { handle, inbox }
         }
 
-        fn id(&self) -> Number {
-            self.post.id
+        fn id(&self) -> SubscriberId {
+            self.inbox.id
         }
 
         fn must_leave(&mut self) -> bool {
-            matches!(self.post.commands.try_recv(), Ok(Command::Leave(name)) if name == NAME)
+            matches!(self.inbox.commands.try_recv(), Ok(Command::Leave(name)) if name == NAME)
         }
     }
 
@@ -501,13 +519,13 @@ mod tests {
     fn one_before_leaves_once_the_next_has_subscribed() {
         let (mut first, next) = (Ends::new(), Ends::new());
         let channels = at(&first);
-        arrived(&channels, NAME, first.id());
+        now_subscribed(&channels, NAME, first.id());
         assert_eq!(listeners(&channels, NAME), 1);
         go_to(&channels, &next);
         assert!(!first.must_leave(), "messages would be missed");
         // Its last waiter may have gone a while ago.
         assert!(!forget(&channels, NAME, first.id()));
-        arrived(&channels, NAME, next.id());
+        now_subscribed(&channels, NAME, next.id());
         assert!(first.must_leave());
         assert_eq!(listeners(&channels, NAME), 2, "until it has left");
         assert!(left(&channels, NAME, first.id()));
@@ -518,9 +536,9 @@ mod tests {
     fn one_that_the_channel_comes_back_to_does_not_leave() {
         let (first, next) = (Ends::new(), Ends::new());
         let channels = at(&first);
-        arrived(&channels, NAME, first.id());
+        now_subscribed(&channels, NAME, first.id());
         go_to(&channels, &next);
-        arrived(&channels, NAME, next.id());
+        now_subscribed(&channels, NAME, next.id());
         go_to(&channels, &first);
         assert!(!left(&channels, NAME, first.id()));
         assert!(!forget(&channels, NAME, first.id()), "it has a waiter");
@@ -533,12 +551,12 @@ mod tests {
         let waiter = channels.lock()[NAME].waiters[0].clone();
         let is_woken =
             async || tokio::time::timeout(std::time::Duration::ZERO, waiter.recv()).await.is_ok();
-        arrived(&channels, NAME, first.id());
+        now_subscribed(&channels, NAME, first.id());
         assert!(!is_woken().await);
         channels.lock().get_mut(NAME).expect("a channel").subscribed = false;
         go_to(&channels, &next);
         assert!(first.must_leave(), "it has nothing to wait for");
-        arrived(&channels, NAME, next.id());
+        now_subscribed(&channels, NAME, next.id());
         assert!(is_woken().await);
         assert_eq!(listeners(&channels, NAME), 1);
     }
@@ -550,7 +568,7 @@ mod tests {
             let (first, next) = (Ends::new(), Ends::new());
             let channels = at(&first);
             let waiter = channels.lock()[NAME].waiters[0].clone();
-            arrived(&channels, NAME, first.id());
+            now_subscribed(&channels, NAME, first.id());
             if case == "ended unseen" {
                 drop(first);
                 go_to(&channels, &next);
@@ -562,7 +580,7 @@ mod tests {
                     _ => channels.lock().get_mut(NAME).expect("a channel").leaves_with(group),
                 }
             }
-            arrived(&channels, NAME, next.id());
+            now_subscribed(&channels, NAME, next.id());
             let woken = tokio::time::timeout(Duration::ZERO, waiter.recv()).await;
             assert!(woken.is_ok(), "{case}");
         }
@@ -573,9 +591,9 @@ mod tests {
     async fn one_that_does_not_leave_hides_no_other_process_for_long() {
         let (first, next) = (Ends::new(), Ends::new());
         let channels = at(&first);
-        arrived(&channels, NAME, first.id());
+        now_subscribed(&channels, NAME, first.id());
         go_to(&channels, &next);
-        arrived(&channels, NAME, next.id());
+        now_subscribed(&channels, NAME, next.id());
         assert_eq!(listeners(&channels, NAME), 2);
         tokio::time::advance(COUNTED).await;
         assert_eq!(listeners(&channels, NAME), 1);
@@ -585,7 +603,7 @@ mod tests {
     fn channel_without_waiters_stays_only_until_all_have_left() {
         let (mut first, next) = (Ends::new(), Ends::new());
         let channels = at(&first);
-        arrived(&channels, NAME, first.id());
+        now_subscribed(&channels, NAME, first.id());
         go_to(&channels, &next);
         channels.lock().get_mut(NAME).expect("a channel").waiters.clear();
         assert!(forget(&channels, NAME, next.id()));
@@ -599,9 +617,9 @@ mod tests {
     fn one_that_has_ended_counts_no_more() {
         let (first, next) = (Ends::new(), Ends::new());
         let channels = at(&first);
-        arrived(&channels, NAME, first.id());
+        now_subscribed(&channels, NAME, first.id());
         go_to(&channels, &next);
-        arrived(&channels, NAME, next.id());
+        now_subscribed(&channels, NAME, next.id());
         drop(first);
         assert_eq!(listeners(&channels, NAME), 1);
     }

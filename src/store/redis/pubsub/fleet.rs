@@ -1,7 +1,7 @@
 //! Subscriptions in a fleet. Each server has a connection of its own for its channels, made when a waiter first needs it.
 //! A channel follows its slot.
 
-use super::channels::{Channels, Command, Handle, Number, SubscriberRef, wake};
+use super::channels::{Channels, Command, GroupId, SubscriberHandle, SubscriberRef, wake};
 use super::subscriber::{Origin, Subscriber};
 use crate::store::redis::link::address::Address;
 use crate::store::redis::link::script::slot;
@@ -22,12 +22,12 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The subscribers of a runtime in a fleet.
 pub(super) struct FleetSubscribers {
-    pub(super) group: Number,
+    pub(super) group: GroupId,
     address: Address,
     routes: Arc<Routes>,
     channels: Channels,
     /// `None` after the end.
-    subscribers: Mutex<Option<HashMap<Server, Handle>>>,
+    subscribers: Mutex<Option<HashMap<Server, SubscriberHandle>>>,
     /// The runtime of the connections.
     runtime: runtime::Handle,
     /// Is cancelled when all that can use them is dropped.
@@ -43,7 +43,7 @@ impl FleetSubscribers {
         let unused = CancellationToken::new();
         let ended = CancellationToken::new();
         let subscribers = Arc::new(Self {
-            group: Number::next(),
+            group: GroupId::next(),
             address: address.clone(),
             routes: Arc::clone(routes),
             channels: Arc::clone(channels),
@@ -87,12 +87,12 @@ impl FleetSubscribers {
         if let Some(known) = subscribers.get(&server).filter(|subscriber| !subscriber.is_closed()) {
             return Some(known.subscriber.clone());
         }
-        let (handle, post) = Handle::new(self.group, Some(server.clone()));
+        let (handle, inbox) = SubscriberHandle::new(self.group, Some(server.clone()));
         let subscriber = handle.subscriber.clone();
         let address = self.address.of(&server);
         subscribers.insert(server, handle);
         let origin = Origin::Of(Arc::clone(&self.routes));
-        self.runtime.spawn(Subscriber::new(&address, origin, &self.channels, post).run(None));
+        self.runtime.spawn(Subscriber::new(&address, origin, &self.channels, inbox).run(None));
         Some(subscriber)
     }
 

@@ -16,8 +16,8 @@
 //! come back.
 
 use super::channels::{
-    Channels, Command, Number, Refused, Subscribed, answer, arrived, begin_again, forget, left,
-    wake, wake_ours,
+    Channels, Command, Refused, Subscribed, SubscriberId, answer, begin_again, forget, left,
+    now_subscribed, wake, wake_ours,
 };
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::redis::link::address::Address;
@@ -57,7 +57,7 @@ pub(super) enum End {
 pub(super) struct Work {
     /// What the log calls the server.
     pub(super) name: String,
-    pub(super) id: Number,
+    pub(super) id: SubscriberId,
     /// Whether channels belong to slots.
     pub(super) sharded: bool,
     pub(super) channels: Channels,
@@ -373,7 +373,7 @@ impl<'a> Listener<'a> {
             self.has_one_form = attempts == ATTEMPTS;
         }
         for channel in channels {
-            arrived(&self.work.channels, channel, self.work.id);
+            now_subscribed(&self.work.channels, channel, self.work.id);
         }
         Ok(())
     }

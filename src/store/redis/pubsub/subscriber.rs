@@ -11,7 +11,8 @@
 //! Nothing is given to fred while it has no connection: it would keep everything until the end of the outage.
 
 use super::channels::{
-    Channels, Command, Connection, Post, answer, begin_again, forget, forward_messages, left,
+    Channels, Command, Connection, SubscriberInbox, answer, begin_again, forget, forward_messages,
+    left,
 };
 use super::listener::{Closed, End, Listener, Work, no_connection};
 use crate::error::Error;
@@ -67,7 +68,7 @@ impl Subscriber {
         address: &Address,
         origin: Origin,
         channels: &Channels,
-        Post { id, commands, connection }: Post,
+        SubscriberInbox { id, commands, connection }: SubscriberInbox,
     ) -> Self {
         let maturity = (address.ttl / 2).clamp(MATURITY.0, MATURITY.1);
         let sharded = match &origin {

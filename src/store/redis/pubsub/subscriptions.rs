@@ -4,7 +4,8 @@
 //! connection of its own for them, so that a message crosses no thread; `channels.rs` says which one has a channel.
 
 use super::channels::{
-    Channels, Command, Handle, Number, Subscribed, SubscriberRef, Users, forget_unheard, listeners,
+    Channels, Command, GroupId, Subscribed, SubscriberHandle, SubscriberRef, Users, forget_unheard,
+    listeners,
 };
 use super::fleet::FleetSubscribers;
 use super::subscriber::{Origin, Subscriber};
@@ -12,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::redis::link::subscription::Subscription;
 use crate::store::redis::topology::Connector;
 use crate::store::redis::topology::runtimes::{
-    Ends, Nearest, PerRuntime, Reservation, time_is_paused,
+    Closable, Nearest, PerRuntime, Reservation, time_is_paused,
 };
 use crate::store::{Inbox, Signal, Wakeups};
 use crate::util::pauses::Pauses;
@@ -43,12 +44,12 @@ struct Shared {
 /// The subscribers of a runtime.
 #[derive(Clone)]
 enum Backend {
-    One(Handle),
+    One(SubscriberHandle),
     Each(Arc<FleetSubscribers>),
 }
 
 impl Backend {
-    fn group(&self) -> Number {
+    fn group(&self) -> GroupId {
         match self {
             Self::One(handle) => handle.subscriber.group,
             Self::Each(fleet) => fleet.group,
@@ -76,7 +77,7 @@ impl Backend {
     }
 }
 
-impl Ends for Backend {
+impl Closable for Backend {
     fn is_closed(&self) -> bool {
         match self {
             Self::One(handle) => handle.is_closed(),
@@ -103,9 +104,9 @@ impl Subscriptions {
         let default = match &connector.routes {
             None => {
                 let client = Subscription::connect(address).await?;
-                let (handle, post) = Handle::new(Number::next(), None);
+                let (handle, inbox) = SubscriberHandle::new(GroupId::next(), None);
                 let origin = Origin::One(connector.destination.subscribe());
-                tokio::spawn(Subscriber::new(address, origin, &channels, post).run(Some(client)));
+                tokio::spawn(Subscriber::new(address, origin, &channels, inbox).run(Some(client)));
                 Backend::One(handle)
             }
             Some(routes) => Backend::Each(FleetSubscribers::start(address, routes, &channels)),
@@ -258,7 +259,7 @@ impl Shared {
     }
 
     /// Moves the channels of subscribers that have ended with their runtime to the default ones.
-    fn adopt_all(&self, ended: Number) {
+    fn adopt_all(&self, ended: GroupId) {
         let mut moved = Vec::new();
         self.channels.lock().retain(|name, entry| {
             entry.leaves_with(ended);
@@ -312,7 +313,7 @@ struct Opening {
 
 /// Moves the channels to the default subscribers when the runtime ends.
 struct Departure {
-    group: Number,
+    group: GroupId,
     shared: Weak<Shared>,
 }
 
@@ -364,10 +365,10 @@ async fn open_and_serve(reservation: Reservation<Backend>, opening: Opening) {
     if reservation.is_closed() {
         return client.close(address.attempt).await;
     }
-    let (handle, post) = Handle::new(Number::next(), None);
+    let (handle, inbox) = SubscriberHandle::new(GroupId::next(), None);
     let _departure = Departure { group: handle.subscriber.group, shared: shared.clone() };
     let origin = Origin::One(connector.destination.subscribe());
-    let subscriber = Subscriber::new(&address, origin, &channels, post);
+    let subscriber = Subscriber::new(&address, origin, &channels, inbox);
     open(&Backend::One(handle));
     drop(reservation);
     drop(connector);
@@ -449,14 +450,14 @@ use tokio::sync::mpsc;
 impl Subscriptions {
     /// Makes subscriptions without a connection, and returns the commands that they send.
     pub(in crate::store::redis) fn detached() -> (Self, mpsc::UnboundedReceiver<Command>) {
-        let (handle, post) = Handle::new(Number::next(), None);
+        let (handle, inbox) = SubscriberHandle::new(GroupId::next(), None);
         let shared = Shared {
             channels: Channels::default(),
             default: Backend::One(handle),
             others: PerRuntime::new(),
             connector: None,
         };
-        (Self(Arc::new(shared)), post.commands)
+        (Self(Arc::new(shared)), inbox.commands)
     }
 
     /// Takes the next command and confirms it.

@@ -2,7 +2,7 @@
 
 use super::keys::Keys;
 use super::reply::{self, Code, Element};
-use super::{ACQUIRE, Call, Script, Scripts, millis, shared};
+use super::{ACQUIRE, Script, ScriptCall, Scripts, millis, modes};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::remote::Replicas;
@@ -22,10 +22,10 @@ pub(in crate::store::redis) trait Request: Send + Sync + 'static {
     fn timeout(&self) -> Duration;
     fn write(&self, keys: &Keys, batch: &mut Batch);
     /// Returns the call of the script for a request that is alone in its call; `None` if there is no such script.
-    fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)>;
+    fn alone(&self, codec: &Codec) -> Option<(&'static Script, ScriptCall)>;
     /// Returns the call with a single key, to send while a cluster has moved only some of its keys; `None` if it needs them
     /// together.
-    fn with_one_key(&self, codec: &Codec) -> Option<(&'static Script, Call)>;
+    fn with_one_key(&self, codec: &Codec) -> Option<(&'static Script, ScriptCall)>;
     /// Returns whether it cannot share a call with others.
     fn is_apart(&self) -> bool;
     /// Reads the reply to this item: one element, unless it had a call of its own.
@@ -54,7 +54,7 @@ pub(in crate::store::redis) fn confirmed(
 
 /// Builds a call of the batch script.
 pub(in crate::store::redis) struct Batch {
-    call: Call,
+    call: ScriptCall,
     steps: Steps,
     set: Option<Common>,
     /// Whether it may make a new hold.
@@ -71,11 +71,11 @@ struct Common {
 impl Batch {
     /// Creates an empty batch with room for so many items.
     pub(in crate::store::redis) fn of(items: usize) -> Self {
-        Self { call: Call::of(items), steps: Steps::of(items), set: None, grants: false }
+        Self { call: ScriptCall::of(items), steps: Steps::of(items), set: None, grants: false }
     }
 
     /// Returns the call, which waits for the replicas if it may grant.
-    pub(in crate::store::redis) fn finish(mut self, replicas: Option<Replicas>) -> Call {
+    pub(in crate::store::redis) fn finish(mut self, replicas: Option<Replicas>) -> ScriptCall {
         self.steps.finish(&mut self.call);
         self.call.wait = replicas.filter(|_| self.grants);
         self.call
@@ -120,7 +120,7 @@ impl Steps {
     }
 
     /// Adds an item.
-    fn item(&mut self, letter: char, holder: HolderId, call: &mut Call) {
+    fn item(&mut self, letter: char, holder: HolderId, call: &mut ScriptCall) {
         match &mut self.holders {
             HolderIds::One(one) => *one = Some(holder),
             HolderIds::Many { rest, manager } => {
@@ -139,7 +139,7 @@ impl Steps {
         self.letters.push(letter);
     }
 
-    fn finish(self, call: &mut Call) {
+    fn finish(self, call: &mut ScriptCall) {
         match self.holders {
             HolderIds::One(Some(holder)) => call.holder(holder),
             HolderIds::One(None) => call.text(""),
@@ -166,7 +166,7 @@ impl Codec {
     pub(in crate::store::redis) fn lone_call(
         &self,
         request: &impl Request,
-    ) -> (&'static Script, Call) {
+    ) -> (&'static Script, ScriptCall) {
         request.alone(self).unwrap_or_else(|| {
             let mut batch = Batch::of(1);
             request.write(&self.keys, &mut batch);
@@ -197,10 +197,10 @@ impl Request for Acquire {
         }
     }
 
-    fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)> {
+    fn alone(&self, codec: &Codec) -> Option<(&'static Script, ScriptCall)> {
         if self.target.mode != Mode::Exclusive {
             let Codec { keys, scripts, replicas, .. } = codec;
-            return Some(shared::acquire(keys, scripts, *replicas, self));
+            return Some(modes::acquire(keys, scripts, *replicas, self));
         }
         if let Some(arrival) = self.arrival {
             let mut call = call_in_line(&codec.keys, &self.target.name);
@@ -211,7 +211,7 @@ impl Request for Acquire {
             call.wait = codec.replicas;
             return Some((&codec.scripts.line_acquire, call));
         }
-        let mut call = Call::of(1);
+        let mut call = ScriptCall::of(1);
         call.key(&codec.keys.lock(&self.target.name));
         call.holder(self.holder);
         call.number(millis(self.ttl));
@@ -220,7 +220,7 @@ impl Request for Acquire {
         Some((&ACQUIRE, call))
     }
 
-    fn with_one_key(&self, _codec: &Codec) -> Option<(&'static Script, Call)> {
+    fn with_one_key(&self, _codec: &Codec) -> Option<(&'static Script, ScriptCall)> {
         None
     }
 
@@ -230,7 +230,7 @@ impl Request for Acquire {
 
     fn read(&self, _codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Acquired> {
         if self.target.mode != Mode::Exclusive {
-            return shared::acquired(self, sent, reply);
+            return modes::acquired(self, sent, reply);
         }
         let (reply, oldest) = match reply {
             [first, Element::Int(waited)] if self.is_apart() => {
@@ -270,15 +270,15 @@ impl Request for Release {
         }
     }
 
-    fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)> {
+    fn alone(&self, codec: &Codec) -> Option<(&'static Script, ScriptCall)> {
         if self.target.mode != Mode::Exclusive {
-            return Some(shared::release(&codec.keys, codec.scripts, self));
+            return Some(modes::release(&codec.keys, codec.scripts, self));
         }
         if self.count > 0 {
             return None;
         }
         if let Some(keep) = self.keep {
-            let mut call = Call::of(1);
+            let mut call = ScriptCall::of(1);
             call.key(&codec.keys.lock(&self.target.name));
             call.holder(self.holder);
             call.text(keep.mark.holder());
@@ -292,7 +292,7 @@ impl Request for Release {
             call.divisible = true;
             return Some((&codec.scripts.line_release, call));
         }
-        let mut call = Call::of(1);
+        let mut call = ScriptCall::of(1);
         call.key(&codec.keys.lock(&self.target.name));
         call.holder(self.holder);
         if codec.keys.has_brace(&self.target.name) {
@@ -301,9 +301,9 @@ impl Request for Release {
         Some((&codec.scripts.release, call))
     }
 
-    fn with_one_key(&self, codec: &Codec) -> Option<(&'static Script, Call)> {
+    fn with_one_key(&self, codec: &Codec) -> Option<(&'static Script, ScriptCall)> {
         if self.target.mode != Mode::Exclusive {
-            return Some(shared::release_with_one_key(&codec.keys, codec.scripts, self));
+            return Some(modes::release_with_one_key(&codec.keys, codec.scripts, self));
         }
         // The arrival of the next waiter of this process is recorded when it asks.
         self.arrival.and_then(|_| Release { arrival: None, ..self.clone() }.alone(codec))
@@ -339,7 +339,7 @@ impl Request for Release {
 }
 
 /// Writes the key of the fencing token and its settings.
-pub(super) fn write_fence(acquire: &Acquire, keys: &Keys, call: &mut Call) {
+pub(super) fn write_fence(acquire: &Acquire, keys: &Keys, call: &mut ScriptCall) {
     if let Some(fencing) = acquire.fencing {
         call.key(&keys.fence(&acquire.target.name));
         call.number(fencing.block.into());
@@ -348,21 +348,25 @@ pub(super) fn write_fence(acquire: &Acquire, keys: &Keys, call: &mut Call) {
 }
 
 /// Begins a call with the keys of a lock and of its line.
-pub(super) fn call_in_line(keys: &Keys, name: &Name) -> Call {
-    let mut call = Call::of(2);
+pub(super) fn call_in_line(keys: &Keys, name: &Name) -> ScriptCall {
+    let mut call = ScriptCall::of(2);
     call.key(&keys.lock(name));
     keys.in_line(name).iter().for_each(|key| call.key(key));
     call
 }
 
-pub(super) fn write_arrival(call: &mut Call, arrival: Arrival) {
+pub(super) fn write_arrival(call: &mut ScriptCall, arrival: Arrival) {
     call.number(u64::try_from(arrival.waited.as_micros()).unwrap_or(u64::MAX));
     call.number(millis(arrival.kept));
 }
 
 /// Builds the call of the renewal script for some items of a batch.
-pub(in crate::store::redis) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Call {
-    let mut call = Call::of(items.len());
+pub(in crate::store::redis) fn renewal(
+    keys: &Keys,
+    batch: &RenewBatch,
+    items: &[Renewal],
+) -> ScriptCall {
+    let mut call = ScriptCall::of(items.len());
     let mut steps = Steps::of(items.len());
     call.number(millis(batch.ttl));
     call.number(batch.fence_retention.map_or(0, millis));

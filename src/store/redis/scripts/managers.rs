@@ -1,7 +1,7 @@
 //! The descriptions of managers, each under a key of its own.
 
 use super::reply::{self, Element};
-use super::{Call, DESCRIBE, OWNER, millis, rw};
+use super::{DESCRIBE, OWNER, ScriptCall, millis, rw};
 use crate::error::Result;
 use crate::store::redis::RedisStore;
 use crate::store::{Describe, Metadata, Owner, Owners};
@@ -11,7 +11,7 @@ const AT_ONCE: usize = 64;
 
 /// Writes the description of a manager, or deletes it.
 pub(in crate::store::redis) async fn describe(store: &RedisStore, request: Describe) -> Result<()> {
-    let mut call = Call::default();
+    let mut call = ScriptCall::default();
     call.key(&store.keys.manager(&request.key()));
     let Describe { owner, ttl, timeout, .. } = request;
     // A time to live of 0 deletes.
@@ -34,7 +34,7 @@ pub(in crate::store::redis) async fn owners(
     let mut owners = Vec::with_capacity(request.managers.len());
     for managers in request.managers.chunks(AT_ONCE) {
         let ask = |manager: &String| {
-            let mut call = Call::default();
+            let mut call = ScriptCall::default();
             call.key(&store.keys.manager(manager));
             store.caller.run(&OWNER, call, request.timeout)
         };

@@ -1,8 +1,8 @@
 //! The description of a holder, in a hash beside its lock. The lock's own hash stays as it is.
 
+use super::modes::holders;
 use super::reply::{self, Element};
-use super::shared::holders;
-use super::{Call, METADATA, rw};
+use super::{METADATA, ScriptCall, rw};
 use crate::error::{ErrorKind, Result};
 use crate::store::redis::RedisStore;
 use crate::store::{Annotate, Inspect, Inspection, Metadata, Name};
@@ -15,7 +15,7 @@ pub(in crate::store::redis) async fn annotate(
 ) -> Result<bool> {
     request.require_exclusive()?;
     let Annotate { target, holder, metadata, ttl, timeout } = request;
-    let mut call = Call::default();
+    let mut call = ScriptCall::default();
     call.key(&store.keys.lock(&target.name));
     call.key(&store.keys.metadata(&target.name));
     call.holder(holder);
@@ -68,7 +68,7 @@ async fn read(
     name: &Name,
     timeout: Duration,
 ) -> Result<(Option<u64>, Option<(String, Metadata)>)> {
-    let mut call = Call::default();
+    let mut call = ScriptCall::default();
     call.key(&store.keys.metadata(name));
     call.text(&store.keys.channel(name).concat());
     call.text(store.scripts.numsub());

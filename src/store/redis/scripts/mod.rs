@@ -5,12 +5,12 @@ pub(super) mod line;
 pub(super) mod lock;
 pub(super) mod managers;
 pub(super) mod metadata;
+pub(super) mod modes;
 pub(super) mod notes;
 pub(super) mod permits;
 pub(super) mod reply;
 pub(super) mod rw;
 pub(super) mod set;
-pub(super) mod shared;
 
 use crate::store::HolderId;
 use crate::store::connect::remote::Replicas;
@@ -129,7 +129,7 @@ pub(super) static AGE: Script = script!("age");
 /// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
 /// the rest of the call.
 #[derive(Debug, Default)]
-pub(super) struct Call {
+pub(super) struct ScriptCall {
     pub(super) text: Vec<u8>,
     /// The keys and then the arguments.
     pub(super) words: Vec<Word>,
@@ -150,7 +150,7 @@ pub(super) enum Word {
 /// The usual length of the keys of an item, and of a single holder id.
 const ITEM_SIZE: usize = 160;
 
-impl Call {
+impl ScriptCall {
     /// Creates an empty call with room for so many items.
     pub(super) fn of(items: usize) -> Self {
         Self {
@@ -231,7 +231,7 @@ pub(super) fn millis(time: Duration) -> u64 {
 }
 
 #[cfg(test)]
-impl Call {
+impl ScriptCall {
     /// Returns the arguments after the keys.
     pub(super) fn arguments(&self) -> Vec<String> {
         let text = |word: &Word| match word {

@@ -2,7 +2,7 @@
 //! in a cluster it follows, because its channel is in another slot.
 
 use super::lock::confirmed;
-use super::{Call, HINT, NOTE_READ, millis, permits, reply, rw};
+use super::{HINT, NOTE_READ, ScriptCall, millis, permits, reply, rw};
 use crate::error::Result;
 use crate::store::contract::mode::Kind;
 use crate::store::redis::{Element, EngineCaller, RedisStore};
@@ -23,7 +23,7 @@ pub(in crate::store::redis) fn steal(
     if let Err(error) = Steal::check_mode(target.mode) {
         return failed(error);
     }
-    let mut call = Call::of(1);
+    let mut call = ScriptCall::of(1);
     call.key(&store.keys.lock(&target.name));
     call.key(&store.keys.note(&target.name));
     call.holder(acquire.holder);
@@ -59,7 +59,7 @@ pub(in crate::store::redis) fn steal(
 pub(in crate::store::redis) async fn want(store: &RedisStore, request: Want) -> Result<bool> {
     let Want { target, from, reason, timeout } = request;
     Steal::check_mode(target.mode)?;
-    let mut call = Call::of(1);
+    let mut call = ScriptCall::of(1);
     call.key(&store.keys.lock(&target.name));
     call.key(&store.keys.note(&target.name));
     call.text(&from);
@@ -92,7 +92,7 @@ pub(in crate::store::redis) async fn force_release(
             return was_held(&reply);
         }
     };
-    let mut call = Call::of(1);
+    let mut call = ScriptCall::of(1);
     call.key(&store.keys.lock(&target.name));
     if let Some(reason) = &reason {
         call.text(act.word());
@@ -112,7 +112,12 @@ pub(in crate::store::redis) async fn force_release(
     was_held(&reply)
 }
 
-fn write_reason(store: &RedisStore, call: &mut Call, Reason { by, why }: &Reason, name: &str) {
+fn write_reason(
+    store: &RedisStore,
+    call: &mut ScriptCall,
+    Reason { by, why }: &Reason,
+    name: &str,
+) {
     call.text(by);
     call.text(why);
     call.text(&store.keys.inbox().concat());
@@ -128,7 +133,7 @@ pub(in crate::store::redis) async fn note(
     if let Mode::Permits { .. } = target.mode {
         return Ok(None);
     }
-    let mut call = Call::of(1);
+    let mut call = ScriptCall::of(1);
     call.key(&store.keys.note(&target.name));
     let reply = store.caller.run(&NOTE_READ, call, timeout).await?;
     let [
@@ -178,7 +183,7 @@ impl HintSender {
             .map(|(id, _)| id)
             .collect();
         for manager in managers {
-            let mut call = Call::of(1);
+            let mut call = ScriptCall::of(1);
             call.key(&[&self.inbox, manager]);
             call.text(hint);
             drop(self.caller.run(&HINT, call, self.timeout));

@@ -6,7 +6,7 @@
 use super::keys::Keys;
 use super::reply::{self, Code, Element};
 use super::rw::code;
-use super::{Call, millis};
+use super::{ScriptCall, millis};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::{
@@ -29,7 +29,7 @@ pub(in crate::store::redis) fn too_many(take: u32) -> Error {
 }
 
 /// Builds the call of an acquire.
-pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> Call {
+pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> ScriptCall {
     let mut call = of(keys, &request.target.name, 1);
     call.key(&keys.sizes(&request.target.name));
     call.number(size.into());
@@ -54,7 +54,7 @@ pub(super) fn acquired(size: u32, sent: Instant, reply: &[Element]) -> Result<Ac
 }
 
 /// Builds the call of a resize.
-pub(super) fn resize(keys: &Keys, request: &Resize) -> Call {
+pub(super) fn resize(keys: &Keys, request: &Resize) -> ScriptCall {
     let mut call = of(keys, &request.name, 1);
     call.key(&keys.sizes(&request.name));
     call.number(request.size.into());
@@ -71,28 +71,32 @@ pub(super) fn resized(reply: &[Element]) -> Result<Option<u32>> {
 }
 
 /// Builds the call of a release.
-pub(super) fn release(keys: &Keys, request: &Release) -> Call {
+pub(super) fn release(keys: &Keys, request: &Release) -> ScriptCall {
     let mut call = of(keys, &request.target.name, 1);
     call.divisible = true;
     write_release(request, call)
 }
 
 /// Builds the call of a release without the counter, which is on another server.
-pub(super) fn release_with_one_key(keys: &Keys, request: &Release) -> Call {
-    let mut call = Call::of(1);
+pub(super) fn release_with_one_key(keys: &Keys, request: &Release) -> ScriptCall {
+    let mut call = ScriptCall::of(1);
     call.key(&[&keys.permits(&request.target.name)]);
     write_release(request, call)
 }
 
-fn write_release(request: &Release, mut call: Call) -> Call {
+fn write_release(request: &Release, mut call: ScriptCall) -> ScriptCall {
     call.number(request.target.mode.permits().into());
     call.bytes(&head(request.holder));
     call
 }
 
 /// Builds the call that renews some items of a batch.
-pub(in crate::store::redis) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Call {
-    let mut call = Call::of(items.len());
+pub(in crate::store::redis) fn renewal(
+    keys: &Keys,
+    batch: &RenewBatch,
+    items: &[Renewal],
+) -> ScriptCall {
+    let mut call = ScriptCall::of(items.len());
     call.number(millis(batch.ttl));
     call.number(millis(batch.fence_retention.unwrap_or_default().max(IDLE_SEMAPHORE)));
     for item in items {
@@ -107,23 +111,23 @@ pub(in crate::store::redis) fn renewal_with_one_key(
     keys: &Keys,
     batch: &RenewBatch,
     item: &Renewal,
-) -> Call {
-    let mut call = Call::of(1);
+) -> ScriptCall {
+    let mut call = ScriptCall::of(1);
     call.number(millis(batch.ttl));
     call.number(millis(batch.fence_retention.unwrap_or_default().max(IDLE_SEMAPHORE)));
     write_renewal(keys, item, &mut call);
     call
 }
 
-fn write_renewal(keys: &Keys, item: &Renewal, call: &mut Call) {
+fn write_renewal(keys: &Keys, item: &Renewal, call: &mut ScriptCall) {
     call.key(&[&keys.permits(&item.target.name)]);
     call.number(item.target.mode.permits().into());
     call.bytes(&head(item.holder));
 }
 
 /// Builds a call with the keys of a name.
-pub(super) fn of(keys: &Keys, name: &Name, items: usize) -> Call {
-    let mut call = Call::of(items);
+pub(super) fn of(keys: &Keys, name: &Name, items: usize) -> ScriptCall {
+    let mut call = ScriptCall::of(items);
     call.key(&keys.lock(name));
     call.key(&[&keys.permits(name)]);
     call

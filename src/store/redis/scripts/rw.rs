@@ -2,20 +2,20 @@
 
 use super::keys::Keys;
 use super::reply::{self, Code, Element};
-use super::{Call, millis};
+use super::{ScriptCall, millis};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Acquire, Acquired, HolderInfo, Inspection, Mode, Release, RenewBatch, Renewal};
 
 /// Builds the call of an acquire.
-pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
+pub(super) fn acquire(keys: &Keys, request: &Acquire) -> ScriptCall {
     let Acquire { target, holder, .. } = request;
     let [read, write] = keys.sides(&target.name);
     let (own, waits) = match target.mode {
         Mode::Write => ("write", [write, read]),
         _ => ("read", [read, write]),
     };
-    let mut call = Call::of(1);
+    let mut call = ScriptCall::of(1);
     call.key(&keys.lock(&target.name));
     call.key(&[&keys.reader(&target.name, *holder)]);
     waits.iter().for_each(|side| call.key(side));
@@ -45,10 +45,10 @@ pub(super) fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> R
 }
 
 /// Builds the call that gives up an arrival.
-pub(super) fn leave(keys: &Keys, request: &Release) -> Call {
+pub(super) fn leave(keys: &Keys, request: &Release) -> ScriptCall {
     let name = &request.target.name;
     let [read, write] = keys.sides(name);
-    let mut call = Call::of(1);
+    let mut call = ScriptCall::of(1);
     call.key(&keys.lock(name));
     call.key(if request.target.mode == Mode::Write { &write } else { &read });
     call.holder(request.holder);
@@ -57,7 +57,7 @@ pub(super) fn leave(keys: &Keys, request: &Release) -> Call {
 }
 
 /// Builds the call of a release.
-pub(super) fn release(keys: &Keys, request: &Release) -> Call {
+pub(super) fn release(keys: &Keys, request: &Release) -> ScriptCall {
     let mut call = release_with_one_key(keys, request);
     call.key(&[&keys.reader(&request.target.name, request.holder)]);
     call.divisible = true;
@@ -65,8 +65,8 @@ pub(super) fn release(keys: &Keys, request: &Release) -> Call {
 }
 
 /// Builds the call of a release without the time of the reader, which is on another server.
-pub(super) fn release_with_one_key(keys: &Keys, request: &Release) -> Call {
-    let mut call = Call::of(1);
+pub(super) fn release_with_one_key(keys: &Keys, request: &Release) -> ScriptCall {
+    let mut call = ScriptCall::of(1);
     call.key(&keys.lock(&request.target.name));
     call.holder(request.holder);
     call.text(word(request.target.mode));
@@ -75,8 +75,12 @@ pub(super) fn release_with_one_key(keys: &Keys, request: &Release) -> Call {
 }
 
 /// Builds the call that renews some items of a batch.
-pub(in crate::store::redis) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Call {
-    let mut call = Call::of(items.len());
+pub(in crate::store::redis) fn renewal(
+    keys: &Keys,
+    batch: &RenewBatch,
+    items: &[Renewal],
+) -> ScriptCall {
+    let mut call = ScriptCall::of(items.len());
     call.number(millis(batch.ttl));
     call.number(batch.fence_retention.map_or(0, millis));
     for item in items {
@@ -99,9 +103,9 @@ pub(in crate::store::redis) fn renewals_with_one_key(
     keys: &Keys,
     batch: &RenewBatch,
     item: &Renewal,
-) -> Vec<Call> {
+) -> Vec<ScriptCall> {
     let part = |step: &str, key: &[&str]| {
-        let mut call = Call::of(1);
+        let mut call = ScriptCall::of(1);
         call.number(millis(batch.ttl));
         call.number(0);
         call.key(key);

@@ -3,7 +3,7 @@
 use super::keys::Keys;
 use super::lock::{Batch, Codec, Request};
 use super::reply::{self, Element};
-use super::{ACQUIRE_ALL, Call, Script, millis};
+use super::{ACQUIRE_ALL, Script, ScriptCall, millis};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::{Acquire, Name, SetVerdicts};
@@ -48,9 +48,9 @@ impl Request for AcquireAll {
         self.requests.iter().for_each(|request| request.write(keys, batch));
     }
 
-    fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)> {
+    fn alone(&self, codec: &Codec) -> Option<(&'static Script, ScriptCall)> {
         let Acquire { holder, ttl, fencing, .. } = &self.first;
-        let mut call = Call::of(self.requests.len());
+        let mut call = ScriptCall::of(self.requests.len());
         for request in &self.requests {
             call.key(&codec.keys.lock(&request.target.name));
             if fencing.is_some() {
@@ -74,7 +74,7 @@ impl Request for AcquireAll {
         Some((&ACQUIRE_ALL, call))
     }
 
-    fn with_one_key(&self, _codec: &Codec) -> Option<(&'static Script, Call)> {
+    fn with_one_key(&self, _codec: &Codec) -> Option<(&'static Script, ScriptCall)> {
         None
     }
 

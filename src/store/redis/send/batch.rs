@@ -20,9 +20,9 @@ use crate::store::redis::link::errors::is_unsent;
 use crate::store::redis::scripts::keys::Keys;
 use crate::store::redis::scripts::lock::{Batch, Codec, Request, confirmed};
 use crate::store::redis::scripts::reply::{self, Element};
-use crate::store::redis::scripts::{Call, Script};
+use crate::store::redis::scripts::{Script, ScriptCall};
 use crate::store::redis::topology::runtimes::{
-    Ends, Nearest, PerRuntime, Reservation, time_is_paused,
+    Closable, Nearest, PerRuntime, Reservation, time_is_paused,
 };
 use crate::store::redis::topology::{Connection, Connector, in_place};
 use crate::util::join::{is_one_of_several, send_with_others};
@@ -265,7 +265,7 @@ impl Batcher {
         if here && (first && !several || request.is_apart()) {
             return in_place(|| run_alone(request, pending));
         }
-        let (item, verdict) = Waiting::new(request, pending, several);
+        let (item, verdict) = Waiting::queue(request, pending, several);
         let batcher = self.clone();
         send_with_others(move || batcher.push(slot, item));
         verdict
@@ -282,7 +282,7 @@ impl Batcher {
     }
 }
 
-impl Ends for Batcher {
+impl Closable for Batcher {
     fn is_closed(&self) -> bool {
         self.shared.context.ended.is_cancelled()
     }
@@ -415,7 +415,7 @@ trait Queued: Send + Sync {
     fn is_apart(&self) -> bool;
     fn is_of_several(&self) -> bool;
     fn timeout(&self) -> Duration;
-    fn lone_call(&self, codec: &Codec) -> (&'static Script, Call);
+    fn lone_call(&self, codec: &Codec) -> (&'static Script, ScriptCall);
     fn write(&self, keys: &Keys, batch: &mut Batch);
     /// Reads the reply, and keeps the verdict.
     fn read(&mut self, context: &CallContext, reply: ItemReply<'_>);
@@ -619,7 +619,7 @@ impl CallContext {
 
 impl<R: Request> Waiting<R> {
     /// Returns a waiting request, and the future of its verdict.
-    fn new(request: R, pending: Pending, of_several: bool) -> (Item, StoreFuture<R::Verdict>) {
+    fn queue(request: R, pending: Pending, of_several: bool) -> (Item, StoreFuture<R::Verdict>) {
         let (sender, verdict) = oneshot::channel();
         let reply_to = ReplyTo(Some(sender));
         let verdict =
@@ -646,7 +646,7 @@ impl<R: Request> Queued for Waiting<R> {
         self.request.timeout()
     }
 
-    fn lone_call(&self, codec: &Codec) -> (&'static Script, Call) {
+    fn lone_call(&self, codec: &Codec) -> (&'static Script, ScriptCall) {
         codec.lone_call(&self.request)
     }
 

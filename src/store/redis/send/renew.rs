@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Sends renewals.
+/// What it takes to send renewals.
 #[derive(Clone)]
-pub(in crate::store::redis) struct Caller {
+pub(in crate::store::redis) struct RenewContext {
     pub(in crate::store::redis) connection: Connection,
     pub(in crate::store::redis) clock: Clock,
     pub(in crate::store::redis) keys: Keys,
@@ -23,19 +23,22 @@ pub(in crate::store::redis) struct Caller {
 
 type Verdicts = Vec<Result<Option<Absence>>>;
 
-pub(in crate::store::redis) async fn renew(caller: Caller, batch: RenewBatch) -> Result<Renewed> {
-    let sent = caller.clock.now();
+pub(in crate::store::redis) async fn renew(
+    context: RenewContext,
+    batch: RenewBatch,
+) -> Result<Renewed> {
+    let sent = context.clock.now();
     let kind = |item: &Renewal| item.target.mode.kind();
     let mixed = batch.items.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1]));
-    let verdicts = if mixed || caller.connection.is_cluster() {
-        caller.in_parts(batch).await
+    let verdicts = if mixed || context.connection.is_cluster() {
+        context.in_parts(batch).await
     } else {
-        caller.in_turn(&batch).await?
+        context.in_turn(&batch).await?
     };
     Ok(Renewed::new(sent, verdicts))
 }
 
-impl Caller {
+impl RenewContext {
     /// Renews with one call for each kind of lock, and in a cluster for each slot, because a call takes keys of one slot
     /// only. The calls are sent together, and each has its own outcome.
     async fn in_parts(&self, mut batch: RenewBatch) -> Verdicts {
@@ -51,9 +54,9 @@ impl Caller {
         }
         let mut calls = JoinSet::new();
         for (indices, items) in parts.into_values() {
-            let caller = self.clone();
+            let context = self.clone();
             let batch = RenewBatch { items, ..batch.clone() };
-            calls.spawn(async move { (indices, caller.in_turn(&batch).await) });
+            calls.spawn(async move { (indices, context.in_turn(&batch).await) });
         }
         let mut verdicts = vec![Err(reply::connection_closed()); count];
         while let Some(answer) = calls.join_next().await {

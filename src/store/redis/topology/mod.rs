@@ -1,4 +1,14 @@
-//! Runs scripts on one server or in a fleet.
+//! Runs scripts on one server or in a fleet: a cluster, or a primary with its replicas under sentinels.
+//!
+//! - This file has [`Connection`], which runs a script wherever its keys are, and [`Connector`], which makes one on the current
+//!   runtime.
+//! - [`fleet`] runs a script on the server that has the keys, and follows what a server says of a moved slot; [`pool`] has the
+//!   connections to its servers.
+//! - [`routes`] keeps the [`slot_map`] up to date: [`discover`] asks a cluster for it, and [`sentinels`] asks sentinels for the
+//!   primary, both by a [`survey`] of several servers.
+//! - [`runtimes`] gives each runtime what it has of its own.
+//!
+//! From outside, `send`, `pubsub` and `checks` use [`Connection`], [`Connector`], [`Destination`], [`routes`] and [`runtimes`].
 
 mod discover;
 pub(super) mod fleet;
@@ -14,7 +24,7 @@ use super::link::errors::classify;
 use super::link::node::Node;
 use super::link::script::{Ready, slot};
 use super::scripts::reply::{self, Element};
-use super::scripts::{Call, Script};
+use super::scripts::{Script, ScriptCall};
 use crate::error::{Error, Result};
 use crate::store::Signal;
 use fleet::Fleet;
@@ -39,7 +49,7 @@ impl Connection {
     pub(super) fn run(
         &self,
         script: &'static Script,
-        call: Call,
+        call: ScriptCall,
         timeout: Duration,
     ) -> impl Future<Output = Result<Vec<Element>>> + Send {
         let call = Ready::new(call);

@@ -15,7 +15,7 @@ use tokio::runtime::{Handle, Id};
 use tracing::Level;
 
 /// What has ended with its runtime, or was closed.
-pub(in crate::store::redis) trait Ends {
+pub(in crate::store::redis) trait Closable {
     fn is_closed(&self) -> bool;
 }
 
@@ -39,7 +39,7 @@ pub(in crate::store::redis) enum Nearest<T> {
     Default { here: bool },
 }
 
-impl<T: Ends + Clone + Send + 'static> PerRuntime<T> {
+impl<T: Closable + Clone + Send + 'static> PerRuntime<T> {
     /// Makes an empty list. The default one is on the current runtime.
     pub(in crate::store::redis) fn new() -> Self {
         let registry = Registry { closed: false, entries: Vec::new() };

@@ -2,7 +2,9 @@
 
 use super::keys::Keys;
 use super::reply::Element;
-use super::{Call, INSPECT, PERMITS_INSPECT, RW_INSPECT, Script, Scripts, permits, reply, rw};
+use super::{
+    INSPECT, PERMITS_INSPECT, RW_INSPECT, Script, ScriptCall, Scripts, permits, reply, rw,
+};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::connect::remote::Replicas;
@@ -16,7 +18,7 @@ pub(super) fn acquire(
     scripts: &'static Scripts,
     replicas: Option<Replicas>,
     request: &Acquire,
-) -> (&'static Script, Call) {
+) -> (&'static Script, ScriptCall) {
     let (script, mut call) = match request.target.mode {
         Mode::Permits { size, take } => {
             (&scripts.permits_acquire, permits::acquire(keys, request, size, take))
@@ -42,7 +44,7 @@ pub(super) fn release(
     keys: &Keys,
     scripts: &'static Scripts,
     request: &Release,
-) -> (&'static Script, Call) {
+) -> (&'static Script, ScriptCall) {
     match request.target.mode {
         Mode::Permits { .. } => (&scripts.permits_release, permits::release(keys, request)),
         _ => (&scripts.rw_release, rw::release(keys, request)),
@@ -54,7 +56,7 @@ pub(super) fn release_with_one_key(
     keys: &Keys,
     scripts: &'static Scripts,
     request: &Release,
-) -> (&'static Script, Call) {
+) -> (&'static Script, ScriptCall) {
     match request.target.mode {
         Mode::Permits { .. } => {
             (&scripts.permits_release, permits::release_with_one_key(keys, request))
@@ -72,7 +74,7 @@ pub(in crate::store::redis) async fn holders(
     match target.mode.kind() {
         Kind::Lock => reply::inspection(&store.run_on(&INSPECT, &target.name, timeout).await?),
         Kind::ReadWrite => {
-            let mut call = Call::of(1);
+            let mut call = ScriptCall::of(1);
             call.key(&store.keys.lock(&target.name));
             call.text(&store.keys.channel_of(&target).concat());
             call.text(store.scripts.numsub());

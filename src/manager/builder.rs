@@ -236,8 +236,8 @@ impl Builder {
     /// [readers that share a hold](crate::RwLock#readers-of-one-process) are one. After a clean drop or unlock it never acts.
     ///
     /// A thread of its own acts, which waits from the start: it needs neither your runtime nor a new thread. If that thread
-    /// is held up, as by a standard error that is not read or by a handler of the exit or of SIGABRT, the watchdog kills the
-    /// process itself, 0.15 of the grace after the times above. A waker of a token that blocks holds up the watchdog, and with it
+    /// is held up, as by a standard error that is not read, by a handler of the exit or of SIGABRT, or by a hook of another
+    /// handle, the watchdog kills the process itself, 0.15 of the grace after the times above. A waker of a token that blocks holds up the watchdog, and with it
     /// the action. [`close`](LeaseManager::close) waits for actions that are to come.
     ///
     /// A lease that is kept in scope while the work is rolled back counts as work: drop it first, or choose a

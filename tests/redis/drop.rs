@@ -489,7 +489,7 @@ fn runtime_without_io_is_enough_to_lock() {
     let server = Server::start();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    runtime.block_on(async {
+    let leases = runtime.block_on(async {
         let leases = connect(&server).await;
         for _ in 0..3 {
             let lease = lock(&leases, "job").await;
@@ -497,6 +497,15 @@ fn runtime_without_io_is_enough_to_lock() {
             lease.unlock().await.expect("a release");
             tokio::task::yield_now().await;
         }
+        leases
+    });
+    let other =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    other.block_on(leases.close()).expect("closed");
+    // Also the task that found it out.
+    runtime.block_on(async {
+        let tasks = tokio::runtime::Handle::current().metrics();
+        kit::eventually(Duration::from_secs(10), || tasks.num_alive_tasks() == 0).await;
     });
     drop(runtime);
     // Nothing tells beforehand whether a runtime has I/O; a task finds it out, and that once only.

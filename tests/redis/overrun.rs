@@ -182,6 +182,32 @@ async fn close_waits_for_an_action_that_is_to_come() {
     drop(lost);
 }
 
+/// Hooks that wait for one another are called all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_takes_no_hook_back() {
+    let server = Server::start();
+    let reports = Reports::default();
+    let called = reports.clone();
+    let slow = Overrun::hook(move |report| {
+        std::thread::sleep(millis(100));
+        called.0.lock().unwrap().push((report.clone(), Instant::now()));
+    });
+    let leases = builder().on_overrun(slow).connect(server.url()).await.unwrap();
+    let names = ["a", "b", "c"];
+    let mut kept = Vec::new();
+    for name in names {
+        kept.push(lock(&leases, name).await);
+    }
+    server.command(&["DEL", "a", "b", "c"]);
+    // At once as the token fires: the action is known by then.
+    kept[0].cancellation_token().cancelled().await;
+    for lease in &kept {
+        lease.lost().await;
+    }
+    leases.close().await.unwrap();
+    eventually(LONG, || reports.all().len() == names.len()).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handle_can_leave_out_the_action_of_its_manager() {
     let server = Server::start();

@@ -47,10 +47,11 @@ pub(crate) async fn close(core: &Arc<Core>) -> CloseOutcome {
         () = core.life.until_no_call() => {}
         () = core.clock().sleep_until(until) => {}
     }
-    // What takes the actions ends then.
+    // What takes the actions ends then. After a panic nothing does.
     tokio::select! {
         biased;
-        () = core.overruns.settled(core.clock()) => {}
+        () = core.overruns.settled(core.clock()), if !core.life.has_panicked() => {}
+        // Its timer is not made if there is none.
         () = core.clock().sleep_until(until) => {}
     }
     core.life.enter(Stage::Ending);

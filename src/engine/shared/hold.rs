@@ -565,10 +565,11 @@ impl Hold {
         drop(inner);
 
         if let (Some(_), Phase::Lost(loss)) = (believed_until, is) {
+            // First, because a waker of the token may block, or close the manager, which waits for the action.
+            core.overruns.add(&core.timing, self, loss, now);
             if let Some(lost) = self.lost.get() {
                 run_wakers(|| lost.cancel());
             }
-            core.overruns.add(&core.timing, self, loss, now);
         }
         if let Some((from, until)) = sweep {
             let sweep = Sweep::late(self.target(), self.holder, from, until);

@@ -6,7 +6,8 @@
 //! 2. **Once for each hold**, and once for the names of one set: its holds share the pulse of a call, and a call gets no new
 //!    holds while a lease of the last ones is alive.
 //! 3. **Only what is alive.** Each step asks [`Hold::is_in_hands`] just before it acts.
-//! 4. **One thread runs code of users**: it calls the hooks and drops them. No other thread of the engine does.
+//! 4. **One thread runs code of users**: it calls the hooks and drops them. No other thread of the engine does. A hook that
+//!    several managers have is dropped by the thread of the first one.
 
 use super::hold::{Hold, HoldNo};
 use crate::clock::{Clock, Instant};
@@ -58,7 +59,8 @@ impl Overrun {
     /// Returns an overrun that calls `hook`.
     ///
     /// A thread of the manager calls it, one hold after the other, and drops it in the end. While it runs, the hooks of further
-    /// holds wait. It may block; nothing else of leasehold waits for it, and its panic does no harm. It is not in the context of
+    /// holds wait, and so does the line of an `Exit` or `Abort` of another handle. It may block; nothing else of leasehold
+    /// waits for it, and its panic does no harm. It is not in the context of
     /// a tokio runtime: take a [`Handle`](tokio::runtime::Handle) along to spawn tasks. Nothing follows from its return: it
     /// ends the work by itself, or the process, within the last fifth of the [grace](crate::Builder::grace). It can still
     /// begin while the last lease is being dropped. A hook that owns a clone of the manager keeps that manager running until it
@@ -202,6 +204,8 @@ struct Lists {
     default: Option<Overrun>,
     /// The way to the thread, while it is there. It ends with the last sender: each hook has one, too.
     thread: Option<mpsc::Sender<Message>>,
+    /// Whether the engine has ended.
+    ended: bool,
     due: BTreeMap<(Instant, HoldNo), (Arc<LostHold>, Step)>,
     /// Those for which the thread is asked to act.
     asked: VecDeque<Arc<LostHold>>,
@@ -233,6 +237,9 @@ impl Overruns {
             return Ok(());
         }
         let mut lists = self.lists.lock();
+        if lists.ended {
+            return Ok(());
+        }
         let thread = match &lists.thread {
             Some(thread) => thread,
             None => lists.thread.insert(spawn(Arc::downgrade(&self.lists), clock.clone())?),
@@ -280,24 +287,31 @@ impl Overruns {
         }
     }
 
-    /// Waits until each action that is to come was taken, or its lease is gone: `close` ends what takes them.
+    /// Returns whether an action is to come.
+    fn has_any(&self) -> bool {
+        let lists = self.lists.lock();
+        let mut lost = lists.due.values().map(|(lost, _)| lost).chain(&lists.asked);
+        lost.any(|lost| lost.hold.is_in_hands())
+    }
+
+    /// Waits until each action that is to come has begun, or its lease is gone: `close` ends what takes them.
     pub(in crate::engine) async fn settled(&self, clock: &Clock) {
-        let last = || {
-            let lists = self.lists.lock();
-            let mut due = lists.due.iter().rev();
-            due.find(|(_, (lost, _))| lost.hold.is_in_hands()).map(|((at, _), _)| *at)
-        };
-        while let Some(at) = last() {
-            // The lease may be dropped meanwhile.
-            clock.sleep_until(at.min(clock.now() + LOOK)).await;
+        while self.has_any() {
+            // The lease may be dropped meanwhile, and the watchdog may be late.
+            clock.sleep_until(clock.now() + LOOK).await;
         }
     }
 
-    /// Ends the thread, once it has dropped the hooks. No action is taken any more.
+    /// Ends the thread, once it has done what it was asked for, and has dropped the hooks. It is asked for nothing more.
     pub(in crate::engine) fn end(&self) {
-        let ended = std::mem::take(&mut *self.lists.lock());
+        let mut lists = self.lists.lock();
+        lists.ended = true;
+        let due = std::mem::take(&mut lists.due);
+        let default = lists.default.take();
+        let thread = lists.thread.take();
+        drop(lists);
         // Not under the lock, because each hook goes to the thread.
-        drop(ended);
+        drop((due, default, thread));
     }
 
     /// Takes the actions that are due. Does not block, and runs no code of a user: the process ends without a line, if need be.
@@ -339,7 +353,10 @@ impl Lists {
             self.asked.retain(|lost| lost.hold.is_in_hands());
             self.longest = self.asked.len() * 2;
         }
-        self.asked.push_back(lost);
+        match lost.action.ends_process() {
+            true => self.asked.push_front(lost),
+            false => self.asked.push_back(lost),
+        }
         // Fails only if the thread has ended.
         let _ = self.thread.as_ref().map(|thread| thread.send(Message::Act));
     }

@@ -47,6 +47,8 @@ pub(in crate::store::redis) const BATCH_SIZE: usize = 100;
 
 /// So few items are not worth two calls.
 const SMALL_BATCH: usize = 8;
+/// The longest queue whose memory a slot keeps when it is empty.
+const KEPT_CAPACITY: usize = 1024;
 /// The most calls of a slot that its drivers have in flight.
 const CALLS: usize = 2;
 
@@ -208,7 +210,11 @@ impl Slot {
         self.collecting = false;
         self.calls += usize::from(count > 0);
         self.in_flight += count;
-        self.waiting.drain(..count).collect()
+        let items = self.waiting.drain(..count).collect();
+        if self.waiting.is_empty() && self.waiting.capacity() > KEPT_CAPACITY {
+            self.waiting = VecDeque::new();
+        }
+        items
     }
 
     fn end_call(&mut self, items: usize) {

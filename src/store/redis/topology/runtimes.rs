@@ -12,6 +12,7 @@ use std::future::Future;
 use std::panic::catch_unwind;
 use std::sync::Arc;
 use tokio::runtime::{Handle, Id};
+use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
 /// What has ended with its runtime, or was closed.
@@ -23,6 +24,8 @@ pub(in crate::store::redis) trait Closable {
 pub(in crate::store::redis) struct PerRuntime<T> {
     default_runtime: Option<Id>,
     registry: Arc<Mutex<Registry<T>>>,
+    /// Ends the tasks of runtimes that can have none.
+    closing: CancellationToken,
 }
 
 struct Registry<T> {
@@ -45,7 +48,7 @@ impl<T: Closable + Clone + Send + 'static> PerRuntime<T> {
         let registry = Registry { closed: false, entries: Vec::new() };
         let registry = Arc::new(Mutex::new(registry));
         let default_runtime = Handle::try_current().ok().map(|runtime| runtime.id());
-        Self { default_runtime, registry }
+        Self { default_runtime, registry, closing: CancellationToken::new() }
     }
 
     /// Returns the one of the current runtime. If there is none yet, `open` makes it, there and in the background.
@@ -69,6 +72,7 @@ impl<T: Closable + Clone + Send + 'static> PerRuntime<T> {
                 registry.entries.push((id, None));
                 drop(registry);
                 let opening = open(Reservation { id, registry: Arc::clone(&self.registry) });
+                let closing = self.closing.clone();
                 runtime.spawn(async move {
                     if has_io() {
                         opening.await;
@@ -76,9 +80,9 @@ impl<T: Closable + Clone + Send + 'static> PerRuntime<T> {
                         trace::later(Level::DEBUG, || {
                             || tracing::debug!("a runtime without I/O uses the connections of another one; enable_io is better")
                         });
-                        // The reservation stays until the runtime ends, so that it is not asked again.
+                        // The reservation stays until then, so that the runtime is not asked again.
                         let _reserved = opening;
-                        std::future::pending().await
+                        closing.cancelled().await;
                     }
                 });
             }
@@ -88,6 +92,7 @@ impl<T: Closable + Clone + Send + 'static> PerRuntime<T> {
 
     /// Lets no more be made, and takes those that there are.
     pub(in crate::store::redis) fn close(&self) -> Vec<T> {
+        self.closing.cancel();
         let mut registry = self.registry.lock();
         registry.closed = true;
         std::mem::take(&mut registry.entries).into_iter().filter_map(|(_, own)| own).collect()
@@ -96,6 +101,7 @@ impl<T: Closable + Clone + Send + 'static> PerRuntime<T> {
 
 impl<T> Drop for PerRuntime<T> {
     fn drop(&mut self) {
+        self.closing.cancel();
         let mut registry = self.registry.lock();
         registry.closed = true;
         let entries = std::mem::take(&mut registry.entries);

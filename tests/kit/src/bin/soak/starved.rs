@@ -2,6 +2,8 @@
 //!
 //! A thread that only sleeps is no measure of that: the kernel lets it run soon when it wakes, while one that has work to do may
 //! wait for ten times as long as it runs. Linux counts the time for which each thread was ready and did not run.
+//!
+//! A thread that runs for more than a tenth of the time is no witness: one that spins waits for long, too, and would excuse itself.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,14 +22,14 @@ pub struct Waits {
     has_servers: bool,
     servers: Vec<u32>,
     looks: u64,
-    /// By process and thread, in nanoseconds, since each was started.
-    waited: HashMap<(u32, u32), u64>,
+    /// By process and thread, since each was started.
+    times: HashMap<(u32, u32), Times>,
 }
 
 impl Waits {
     /// Of this process alone.
     pub fn of_process() -> Self {
-        Self { has_servers: false, servers: Vec::new(), looks: 0, waited: HashMap::new() }
+        Self { has_servers: false, servers: Vec::new(), looks: 0, times: HashMap::new() }
     }
 
     /// Of this process and the servers that it has started.
@@ -43,26 +45,46 @@ impl Waits {
             self.servers = servers_of(own);
         }
         self.looks += 1;
-        let mut waited = HashMap::new();
+        let mut times = HashMap::new();
         for pid in [own].iter().chain(&self.servers) {
-            waited.extend(waits(*pid).map(|(thread, nanos)| ((*pid, thread), nanos)));
+            times.extend(times_of(*pid).map(|(thread, nanos)| ((*pid, thread), nanos)));
         }
-        let before = std::mem::replace(&mut self.waited, waited);
-        let since =
-            |(thread, nanos): (&(u32, u32), &u64)| Some(nanos.saturating_sub(*before.get(thread)?));
-        let longest = self.waited.iter().filter_map(since).max()?;
+        let before = std::mem::replace(&mut self.times, times);
+        let longest = self
+            .times
+            .iter()
+            .filter_map(|(thread, times)| Some(times.since(before.get(thread)?)))
+            .filter(|times| u128::from(times.ran) < INTERVAL.as_nanos() / 10)
+            .map(|times| times.waited)
+            .max()?;
         (longest > WORTH_TELLING).then_some(longest / 1_000_000)
     }
 }
 
-/// Returns for how many nanoseconds each thread of a process has waited for a processor so far; nothing where the system does
-/// not count it.
-fn waits(pid: u32) -> impl Iterator<Item = (u32, u64)> {
+/// For how many nanoseconds a thread had a processor, and waited for one.
+#[derive(Clone, Copy)]
+struct Times {
+    ran: u64,
+    waited: u64,
+}
+
+impl Times {
+    fn since(self, before: &Self) -> Self {
+        Self {
+            ran: self.ran.saturating_sub(before.ran),
+            waited: self.waited.saturating_sub(before.waited),
+        }
+    }
+}
+
+/// Returns the times of each thread of a process so far; nothing where the system does not count them.
+fn times_of(pid: u32) -> impl Iterator<Item = (u32, Times)> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads.filter_map(|thread| {
         let number = thread.file_name().to_str()?.parse().ok()?;
         let counted = fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        Some((number, counted.split(' ').nth(1)?.parse().ok()?))
+        let mut nanos = counted.split(' ').map(|field| field.parse().ok());
+        Some((number, Times { ran: nanos.next()??, waited: nanos.next()?? }))
     })
 }
 

@@ -105,6 +105,8 @@ async fn process_ends_although_its_last_line_or_exit_is_stuck() {
 /// Between the token and the action: the store still keeps the name, so there is time for the exit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_that_was_stopped_after_its_loss_exits_as_it_wakes() {
+    // The grace is 600 ms, so that the signal comes within it.
+    const T: Duration = millis(6_000);
     let server = Server::start();
     let mut holder = Holder::start();
     holder.send("overrun 75");
@@ -112,7 +114,7 @@ async fn process_that_was_stopped_after_its_loss_exits_as_it_wakes() {
     server.command(&["DEL", "job"]);
     holder.event(&["fired", "job"]).await;
     holder.stop();
-    tokio::time::sleep(GRACE * 3).await;
+    tokio::time::sleep(T / 5).await;
     holder.signal(Signal::CONT);
     let status = holder.ended().await;
     assert_eq!(status.code(), Some(75), "{status}");

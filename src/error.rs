@@ -177,6 +177,11 @@ impl Error {
         if failure.is_for_all_names() { error.for_all_names() } else { error }
     }
 
+    /// The error of a thread that could not be started.
+    pub(crate) fn no_thread(message: &'static str, error: std::io::Error) -> Self {
+        Self::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted).with_source(error)
+    }
+
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }

@@ -23,7 +23,7 @@ use super::shared::schedule::Group;
 use super::shared::settings::Settings;
 use super::{background, watchdog};
 use crate::clock::{self, Instant, Sleeper};
-use crate::error::{Error, ErrorKind, Fate, Loss, Result};
+use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::Store;
 use crate::util::trace;
 use std::future::poll_fn;
@@ -206,11 +206,7 @@ impl Drop for Driver {
 
 /// Runs `work` on its own thread, with a runtime.
 pub(super) fn spawn_thread(name: &str, work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
-    let no_thread = |error: std::io::Error| {
-        Error::new(ErrorKind::Unavailable, "failed to start the engine's thread")
-            .with_fate(Fate::NotExecuted)
-            .with_source(error)
-    };
+    let no_thread = |error| Error::no_thread("failed to start the engine's thread", error);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)

@@ -4,10 +4,10 @@ use super::event::Event;
 #[cfg(doc)]
 use super::event::EventKind;
 use super::queues::{Backlog, EventQueues, drop_each};
-use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::error::{Error, Result};
+use crate::util::panics::quietly;
 use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 use std::thread::{self, Thread};
@@ -95,9 +95,7 @@ impl Observers {
             let queues = Arc::clone(queues);
             let thread = thread::Builder::new().name("leasehold-events".into());
             thread.spawn(move || watch(&queues, id, &*observer)).map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "failed to start the thread of an observer")
-                    .with_fate(Fate::NotExecuted)
-                    .with_source(error)
+                Error::no_thread("failed to start the thread of an observer", error)
             })?;
         }
         Ok(())
@@ -137,10 +135,4 @@ fn watch(queues: &EventQueues, id: u64, observer: &dyn Observer) {
         }
     }
     queues.remove(id);
-}
-
-/// Calls an observer, whose panic does no harm.
-fn quietly(call: impl FnOnce()) {
-    // The panic hook has reported it.
-    let _ = catch_unwind(AssertUnwindSafe(call));
 }

@@ -12,8 +12,16 @@ use tracing::Level;
 /// Makes a call that runs wakers: it fires a token, or wakes waiters. A waker is the only user code that runs here; its
 /// panic affects no other waiter.
 pub(crate) fn run_wakers(call: impl FnOnce()) {
+    quietly(call);
+}
+
+/// Runs code of a user, whose panic does no harm.
+pub(crate) fn quietly(call: impl FnOnce()) {
     // The panic hook has reported it.
-    let _ = catch_unwind(AssertUnwindSafe(call));
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
+        // Its drop is code of the user, too.
+        std::mem::forget(payload);
+    }
 }
 
 /// The pause after a panic.

@@ -40,6 +40,17 @@ async fn hanging(mut holder: Holder, server: &Server, proxy: &Proxy, action: &st
     holder
 }
 
+/// Cuts the holder off, and lets another manager write as soon as it has the name. Returns its fencing token.
+async fn next_writes(server: &Server, proxy: &Proxy) -> String {
+    let others = connect(&server.url(), T).await;
+    let waiting = wait_for(&others, "job");
+    proxy.set(Mode::BlackHole);
+    let (lease, _) = let_in(waiting).await;
+    let fence = lease.fence().expect("fencing is on").to_string();
+    server.command(&["RPUSH", "written", &fence]);
+    fence
+}
+
 /// No write of the old holder is sent after the first one of the new holder. The old one hangs in calls that block all threads of
 /// its runtime, and what it writes goes another way than its renewals.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,12 +60,7 @@ async fn process_whose_work_hangs_ends_before_the_next_holder_writes() {
         let proxy = Proxy::start(server.port());
         let action = if run % 2 == 0 { "abort" } else { "75" };
         let mut holder = hanging(Holder::start(), &server, &proxy, action).await;
-        let others = connect(&server.url(), T).await;
-        let waiting = wait_for(&others, "job");
-        proxy.set(Mode::BlackHole);
-        let (lease, _) = let_in(waiting).await;
-        let fence = lease.fence().expect("fencing is on").to_string();
-        server.command(&["RPUSH", "written", &fence]);
+        let fence = next_writes(&server, &proxy).await;
         let status = holder.ended().await;
         match action {
             "abort" => assert!(is_aborted(status), "{status}"),
@@ -90,12 +96,7 @@ async fn process_ends_although_its_last_line_or_exit_is_stuck() {
             holder.send("clog");
         }
         let mut holder = hanging(holder, &server, &proxy, action).await;
-        let others = connect(&server.url(), T).await;
-        let waiting = wait_for(&others, "job");
-        proxy.set(Mode::BlackHole);
-        let (lease, _) = let_in(waiting).await;
-        let fence = lease.fence().expect("fencing is on").to_string();
-        server.command(&["RPUSH", "written", &fence]);
+        let fence = next_writes(&server, &proxy).await;
         let status = holder.ended().await;
         assert!(is_killed(status), "{program:?}, {action}: {status}");
         assert_eq!(server.command(&["LINDEX", "written", "-1"]).text(), fence, "{program:?}");

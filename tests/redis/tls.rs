@@ -702,7 +702,7 @@ async fn file_that_is_a_pipe_is_refused_and_one_in_its_place_read() {
     locks(builder, &url).await;
 }
 
-/// The connection is lost, and with files on disk the next one is made by a new client: whoever calls meanwhile must see that the
+/// The connection is lost, and with files on disk the next one is made by a new client: a call meanwhile must see that the
 /// old one has ended, and not wait for an answer by it.
 #[tokio::test]
 async fn call_after_a_cut_waits_for_the_next_connection_alone() {

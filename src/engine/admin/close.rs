@@ -47,12 +47,13 @@ pub(crate) async fn close(core: &Arc<Core>) -> CloseOutcome {
         () = core.life.until_no_call() => {}
         () = core.clock().sleep_until(until) => {}
     }
-    // What takes the actions ends then. After a panic nothing does.
-    tokio::select! {
-        biased;
-        () = core.overruns.settled(core.clock()), if !core.life.has_panicked() => {}
-        // Its timer is not made if there is none.
-        () = core.clock().sleep_until(until) => {}
+    // What takes the actions ends then. After a panic nothing takes them.
+    if !core.life.has_panicked() {
+        tokio::select! {
+            biased;
+            () = core.overruns.settled(core.clock()) => {}
+            () = core.clock().sleep_until(until) => {}
+        }
     }
     core.life.enter(Stage::Ending);
     let ended = pin!(async {

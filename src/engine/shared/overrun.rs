@@ -13,14 +13,14 @@ use super::hold::{Hold, HoldNo};
 use crate::clock::{Clock, Instant};
 use crate::engine::machine::overrun::OverrunTimes;
 use crate::engine::machine::timing::Timing;
-use crate::error::{Error, ErrorKind, Fate, Loss, Result};
+use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::HolderId;
+use crate::util::panics::quietly;
 use crate::util::sync::Mutex;
 use crate::util::trace;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::{self, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
@@ -28,6 +28,11 @@ use std::thread;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::Level;
+
+/// The longest time between two looks at a lease whose action is to come.
+const LOOK: Duration = Duration::from_millis(10);
+/// The shortest list that is looked through for holds that need no action any more.
+const SHORT_LIST: usize = 64;
 
 /// What the process does when a lease that was lost is still alive shortly before another process can have its name: see
 /// [`Builder::on_overrun`](crate::Builder::on_overrun).
@@ -305,13 +310,11 @@ impl Overruns {
     /// Ends the thread, once it has done what it was asked for, and has dropped the hooks. It is asked for nothing more.
     pub(in crate::engine) fn end(&self) {
         let mut lists = self.lists.lock();
-        lists.ended = true;
-        let due = std::mem::take(&mut lists.due);
-        let default = lists.default.take();
-        let thread = lists.thread.take();
+        let asked = std::mem::take(&mut lists.asked);
+        let rest = std::mem::replace(&mut *lists, Lists { ended: true, asked, ..Lists::default() });
         drop(lists);
         // Not under the lock, because each hook goes to the thread.
-        drop((due, default, thread));
+        drop(rest);
     }
 
     /// Takes the actions that are due. Does not block, and runs no code of a user: the process ends without a line, if need be.
@@ -338,12 +341,6 @@ impl Overruns {
         }
     }
 }
-
-/// The longest time between two looks at a lease whose action is to come.
-const LOOK: Duration = Duration::from_millis(10);
-
-/// The shortest list that is looked through for holds that need no action any more.
-const SHORT_LIST: usize = 64;
 
 impl Lists {
     /// Asks the thread to act for a hold.
@@ -396,21 +393,8 @@ fn spawn(lists: Weak<Mutex<Lists>>, clock: Clock) -> Result<mpsc::Sender<Message
         }
     };
     let thread = thread::Builder::new().name("leasehold-stop".into()).spawn(serve);
-    thread.map_err(|error| {
-        Error::new(ErrorKind::Unavailable, "failed to start the thread of on_overrun")
-            .with_fate(Fate::NotExecuted)
-            .with_source(error)
-    })?;
+    thread.map_err(|error| Error::no_thread("failed to start the thread of on_overrun", error))?;
     Ok(messages)
-}
-
-/// Runs code of a user, whose panic does no harm.
-fn quietly(call: impl FnOnce()) {
-    // The panic hook has reported it.
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
-        // Its drop is code of the user, too.
-        std::mem::forget(payload);
-    }
 }
 
 /// Ends the process at once, also where a handler of SIGABRT does not return.

@@ -172,9 +172,9 @@ fn say(text: &str) {
 
 /// Is the holder, if this process is meant to be one.
 ///
-/// Commands: `connect URL MILLISECONDS`, `lock NAME`, `fair NAME` (a fair lock), `steal NAME`, `lead NAME VALUE`, `churn NAME` (locks and unlocks for ever),
+/// Commands: `connect URL MILLISECONDS`, `lock NAME`, `fair NAME` (a fair lock), `steal NAME`, `lead NAME VALUE`, `churn NAME` (locks and unlocks forever),
 /// `overrun abort` and `overrun CODE` (for the next `connect`: what the process does if work goes on after a loss), `work NAME
-/// PORT` (a thread that never stops pushes the fencing token to the list `written` of this server), `clog` (writes to the standard error for ever), `hang` (blocks all
+/// PORT` (a thread that never stops pushes the fencing token to the list `written` of this server), `clog` (writes to the standard error forever), `hang` (blocks all
 /// workers),
 /// `try NAME` (tries once, and unlocks), `exhaust threads` and `exhaust files` (until the system gives no more), `relieve` (ends
 /// that), `watch NAME` (checks all the time, until refused), `state NAME`, `unlock NAME`, `drop NAME`, `close`.

@@ -80,7 +80,7 @@ impl<T: Closable + Clone + Send + 'static> PerRuntime<T> {
                         trace::later(Level::DEBUG, || {
                             || tracing::debug!("a runtime without I/O uses the connections of another one; enable_io is better")
                         });
-                        // The reservation stays until then, so that the runtime is not asked again.
+                        // The reservation stays until the manager is closed, so that the runtime is not asked again.
                         let _reserved = opening;
                         closing.cancelled().await;
                     }

@@ -2,7 +2,7 @@
 //! differs in little and compiles, so that a typing error does not count as a refusal.
 //!
 //! The compiler is run on each case with the libraries that this program is linked with, so that nothing is built once
-//! more. With `LEASEHOLD_MESSAGES=write` its messages are written to the files that they are compared with.
+//! more: where `--workspace` built them, `LEASEHOLD_WORKSPACE` says so. With `LEASEHOLD_MESSAGES=write` its messages are written to the files that they are compared with.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -34,6 +34,9 @@ impl Libraries {
         cargo.args(["test", "--no-run", "--quiet", "--message-format=json", "--test", "house"]);
         if !cfg!(debug_assertions) {
             cargo.arg("--release");
+        }
+        if env::var_os("LEASEHOLD_WORKSPACE").is_some() {
+            cargo.arg("--workspace");
         }
         // Cargo gives these to what it runs; some build scripts look at them, and would run once more.
         for (name, _) in env::vars_os() {

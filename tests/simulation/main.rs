@@ -26,9 +26,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use story::{run, run_with};
 
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 500;
 /// On a slow machine the run ends after this time, with fewer seeds; those that were asked for all run.
-const LONGEST: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(30);
 /// Failures after which a run ends early.
 const MANY: usize = 10;
 

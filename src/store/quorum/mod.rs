@@ -13,16 +13,17 @@ mod notes;
 mod release;
 mod renew;
 mod tally;
+mod tokens;
 mod wake;
 
 pub(crate) use connect::{NodeOpener, open_quorum};
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
-    Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed,
-    Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, steal_by_force,
-    surely_kept,
+    About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, Fencing, ForceRelease, Inbox,
+    Inspect, Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall,
+    Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait,
+    Wakeups, Want, steal_by_force, surely_kept,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
@@ -51,8 +52,9 @@ const QUERY_LIMIT: Duration = Duration::from_secs(3);
 /// Grants what a majority of N independent stores grants.
 ///
 /// 3 nodes survive the failure of one, 5 that of two. No two nodes may be the same server. It supports read-write locks
-/// if all nodes do, and no semaphores. A lease of a quorum has no fencing token. [`quorum`](crate::guide::quorum) has
-/// the promises, the limits and the costs.
+/// if all nodes do, and no semaphores. Its grants carry [fencing tokens](crate::Lease::fence) if all nodes can
+/// [reserve](Capabilities::reserves) the token that a majority has chosen, as Redis and memory can. [`quorum`](crate::guide::quorum)
+/// has the promises, the limits and the costs.
 ///
 /// ```
 /// use leasehold::LeaseManager;
@@ -78,6 +80,8 @@ struct Inner {
     clock: Clock,
     /// Whether all nodes have read-write locks.
     has_shared: bool,
+    /// Whether all nodes reserve a fencing token that they are given.
+    has_tokens: bool,
     holds: Arc<Holds>,
     closing: CancellationToken,
     /// The number of tasks at work.
@@ -104,13 +108,24 @@ impl Quorum {
             let can = node.capabilities();
             can.supports(Mode::Read) && can.supports(Mode::Write)
         });
+        let abilities = nodes.iter().map(|node| node.capabilities());
+        let has_tokens = connect::abilities_of_all(abilities).fencing;
         let closing = CancellationToken::new();
         let node =
             |(index, store)| Arc::new(Node::new(index, store, clock.clone(), closing.clone()));
         let nodes = nodes.into_iter().enumerate().map(node).collect();
         let (holds, tasks, wake) = Default::default();
         Ok(Self {
-            inner: Arc::new(Inner { nodes, clock, has_shared, holds, closing, tasks, wake }),
+            inner: Arc::new(Inner {
+                nodes,
+                clock,
+                has_shared,
+                has_tokens,
+                holds,
+                closing,
+                tasks,
+                wake,
+            }),
         })
     }
 
@@ -161,6 +176,16 @@ impl Inner {
             Mode::Read | Mode::Write => Err(mode.unsupported()),
             Mode::Permits { .. } => Err(Error::new(ErrorKind::Unsupported, NO_PERMITS)),
         }
+    }
+
+    /// Returns the fencing tokens that a grant reserves; `None` for none.
+    fn fencing_of(&self, request: &Acquire) -> Option<Fencing> {
+        let one = |fencing: Fencing| match request.target.mode {
+            // A reader is not handed off.
+            Mode::Read => Fencing { block: 1, ..fencing },
+            _ => fencing,
+        };
+        request.fencing.filter(|_| self.has_tokens).map(one)
     }
 
     fn majority(&self) -> usize {
@@ -223,9 +248,8 @@ impl Store for Quorum {
         modes
             .fold(abilities, Capabilities::with_mode)
             .with_reason_against_permits(NO_PERMITS)
-            .with_fencing(false)
-            // There are no fencing tokens to reserve.
-            .with_longest_fence_block(1)
+            // A quorum is no node of another one.
+            .with_reserves(false)
             .with_steals(true)
     }
 
@@ -354,6 +378,10 @@ impl Store for Quorum {
             Some(age) => Ok(Uptime::new(*age)),
             None => Err(tally.no_majority(|_| "up")),
         }
+    }
+
+    async fn reserve(&self, _: Reserve) -> Result<Reserved> {
+        Err(Reserve::unsupported())
     }
 
     async fn close(&self, timeout: Duration) {

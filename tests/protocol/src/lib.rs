@@ -28,6 +28,7 @@ mod client;
 pub mod properties;
 pub mod rules;
 mod server;
+pub mod tokens;
 mod world;
 
 pub use world::{Fault, Scope};

@@ -261,9 +261,16 @@ impl Model for Tokens {
     }
 
     fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        if world.complete().count() == self.grants {
+            // No token can change any more.
+            return;
+        }
         for (number, grant) in world.grants.iter().enumerate() {
             if grant.phase == Phase::Idle {
-                actions.push(Action::Begin(number));
+                // They differ in nothing but their numbers.
+                if number == 0 || world.grants[number - 1].phase != Phase::Idle {
+                    actions.push(Action::Begin(number));
+                }
                 continue;
             }
             for (node, at) in world.nodes.iter().enumerate() {
@@ -342,7 +349,12 @@ impl Model for Tokens {
                 grant.chosen.push(next);
                 grant.votes.fill(false);
             }
-            Action::Complete(number) => world.grants[number].phase = Phase::Complete,
+            Action::Complete(number) => {
+                let grant = &mut world.grants[number];
+                (grant.phase, grant.sent) = (Phase::Complete, 0);
+                // They have done their work, too.
+                grant.votes.fill(false);
+            }
             Action::Vanish(node) => world.nodes[node].holder = None,
             Action::Restart(node) => {
                 world.restarts -= 1;

@@ -58,8 +58,7 @@ impl Rules {
     pub fn of(store: &str) -> Self {
         match store {
             "quorum" => Self {
-                fenced: false,
-                handed_off: false,
+                rare: LATE_WRITES,
                 // The node that forgot was one of the two that had it: the rest is given back at once.
                 reported_without_grace: true,
                 // A node that was restarted counts again when it is as old as the time to live, in whole seconds.

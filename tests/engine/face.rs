@@ -1,7 +1,7 @@
 //! The public face: settings that a store does not have, identities, and calls outside a runtime.
 
 use super::*;
-use leasehold::store::Quorum;
+use leasehold::store::{Quorum, Store};
 use leasehold::{Preflight, TlsLibrary};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

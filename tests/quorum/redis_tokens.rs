@@ -39,7 +39,7 @@ fn proxies(servers: &Servers) -> (Vec<Proxy>, String) {
 }
 
 #[tokio::test]
-async fn tokens_grow_over_grants_of_several_managers_and_a_node_that_is_away() {
+async fn tokens_grow_while_one_node_after_the_other_is_away() {
     let servers = Servers::start(3);
     let (proxies, urls) = proxies(&servers);
     let managers = [connect(&urls).await, connect(&urls).await, connect(&servers.urls()).await];
@@ -133,7 +133,7 @@ async fn handed_off_hold_has_a_token_that_the_grant_reserved() {
 
 /// With more hand-offs than tokens: the chain ends with them, and the next grant has larger ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chain_longer_than_the_block_begins_anew() {
+async fn chain_longer_than_the_block_asks_the_nodes_again() {
     let servers = Servers::start(3);
     let leases = LeaseManager::builder().ttl(Duration::from_secs(30)).max_local_handoffs(1000);
     let leases = kit::connect_in_the_end(leases, &servers.urls()).await;

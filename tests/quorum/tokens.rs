@@ -131,7 +131,7 @@ async fn node_that_did_not_store_the_token_does_not_count() {
 
 /// Its hold is gone when the second round comes.
 #[tokio::test(start_paused = true)]
-async fn node_that_lost_the_hold_before_the_second_round_does_not_count() {
+async fn node_that_has_lost_the_hold_since_does_not_count() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     let late = Duration::from_millis(10);

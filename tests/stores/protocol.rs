@@ -203,7 +203,7 @@ fn tokens_of_a_quorum_differ_and_grow() {
 }
 
 #[test]
-fn tokens_of_a_quorum_differ_and_grow_across_a_restart_that_forgets() {
+fn tokens_of_a_quorum_grow_across_a_restart_that_forgets() {
     tokens_hold("tokens and a restart", Tokens { skew: &[0, 5, 5], ..FORGETTING }, &[BOTH]);
 }
 
@@ -214,7 +214,7 @@ fn token_that_need_not_be_larger_is_given_twice() {
 }
 
 #[test]
-fn token_that_no_majority_has_stored_is_followed_by_a_smaller_one() {
+fn token_that_no_majority_has_stored_lets_tokens_go_back() {
     tokens_break(Tokens { dropped: &[TokenRule::Stored], ..TOKENS }, GROWING);
 }
 
@@ -225,7 +225,7 @@ fn young_node_that_counts_proposes_a_token_from_before() {
 
 /// What the age of a node does not show, or what is not promised.
 #[test]
-fn flush_and_clocks_that_differ_by_more_than_t_let_tokens_go_back() {
+fn flush_or_clocks_far_apart_let_tokens_go_back() {
     tokens_break(Tokens { flushes: 1, ..TOKENS }, GROWING);
     tokens_break(Tokens { skew: &[0, 2, 12], ..FORGETTING }, GROWING);
 }

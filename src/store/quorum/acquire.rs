@@ -9,7 +9,7 @@ use super::node::{Ballot, BallotAnswers};
 use super::release::release;
 use super::tally::{Tally, describe_acquired, granted, remaining};
 use super::tokens::Numbering;
-use super::{Inner, node_limit, stale};
+use super::{Inner, node_limit, random, stale};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
 use crate::store::{Acquire, Acquired, Arrival, Mark, Mode, Release, StoreFuture, failed};
@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
-use uuid::Uuid;
 
 /// The longest pause after the first split ballot. The bound doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
@@ -232,24 +231,4 @@ fn closed(tally: &Tally<Acquired>) -> Option<Mark> {
     let is_done =
         |verdict: &Acquired| matches!(verdict, Acquired::Held { closed: Some(Mark::Done), .. });
     tally.verdicts().any(is_done).then_some(Mark::Done)
-}
-
-/// Returns a random number in [0, 1).
-pub(super) fn random() -> f64 {
-    // The other half has bits that are the same in all UUIDs.
-    let bits = (Uuid::new_v4().as_u128() >> 64) as u64;
-    (bits >> 11) as f64 / (1u64 << 53) as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chance_is_below_one() {
-        let numbers: Vec<f64> = (0..2000).map(|_| random()).collect();
-        assert!(numbers.iter().all(|number| (0.0..1.0).contains(number)));
-        let mean = numbers.iter().sum::<f64>() / 2000.0;
-        assert!((0.45..0.55).contains(&mean), "{mean}");
-    }
 }

@@ -157,6 +157,13 @@ fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
     surely_kept(ttl).saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
 }
 
+/// Returns a random number in [0, 1).
+fn random() -> f64 {
+    // The other half has bits that are the same in all UUIDs.
+    let bits = (Uuid::new_v4().as_u128() >> 64) as u64;
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
 /// Counts as a task at work for as long as it lives.
 struct TaskGuard(Arc<Inner>);
 
@@ -396,5 +403,18 @@ impl Store for Quorum {
             })
         });
         drop(tally.await);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chance_is_below_one() {
+        let numbers: Vec<f64> = (0..2000).map(|_| random()).collect();
+        assert!(numbers.iter().all(|number| (0.0..1.0).contains(number)));
+        let mean = numbers.iter().sum::<f64>() / 2000.0;
+        assert!((0.45..0.55).contains(&mean), "{mean}");
     }
 }

@@ -17,7 +17,7 @@
 //! Where others were quicker, as another reader of the name can be, the nodes answer with the last token, and the ballot
 //! chooses a larger one. `tests/protocol/src/tokens.rs` is a model of this page.
 
-use super::acquire::random;
+use super::random;
 use super::tally::{Answers, Tally, granted};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Acquired, Fencing};
@@ -107,7 +107,12 @@ impl Numbering {
             Acquired::Granted { fence, .. } => *fence,
             _ => None,
         });
-        let mut first = proposals.max()?;
+        let Some(mut first) = proposals.max() else {
+            // It breaks the contract, so its grants do not count.
+            let grants = tally.answers.iter_mut().zip(&is_granted).filter(|(_, granted)| **granted);
+            grants.for_each(|(vote, _)| *vote = Some(Err(not_proposed())));
+            return None;
+        };
         for _ in 0..MOST_TOKENS {
             let begun = Instant::now();
             self.choose.send_replace(Some(first));
@@ -190,4 +195,9 @@ impl Count {
 fn outrun() -> Error {
     let message = "it has given as large a fencing token to another grant meanwhile";
     Error::new(ErrorKind::Unavailable, message).with_fate(Fate::Executed)
+}
+
+/// Returns the vote of a node that has granted the name without a proposal.
+fn not_proposed() -> Error {
+    Error::protocol("it granted the name without the fencing token that it was asked to propose")
 }

@@ -396,7 +396,9 @@ impl Store for RedisStore {
     }
 
     async fn reserve(&self, request: Reserve) -> Result<Reserved> {
-        tokens::reserve(self, request).await
+        // A call takes keys of one slot only.
+        let size = if self.routes.is_some() { 1 } else { BATCH_SIZE };
+        tokens::reserve(self, request, size).await
     }
 
     async fn close(&self, timeout: Duration) {

@@ -5,21 +5,19 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
 use crate::store::redis::scripts::keys::Keys;
 use crate::store::redis::scripts::reply::{Code, Element};
-use crate::store::redis::send::batch::BATCH_SIZE;
 use crate::store::redis::{RedisStore, uptime_of};
 use crate::store::{Mode, Reservation, Reserve, Reserved, TokenVerdict, Uptime};
 
-/// Reserves the tokens of grants, by a call for each hundred of them; of a fleet for each, because a call takes keys of one
-/// slot only.
+/// Reserves the tokens of grants, by a call for so many of them.
 pub(in crate::store::redis) async fn reserve(
     store: &RedisStore,
     request: Reserve,
+    size: usize,
 ) -> Result<Reserved> {
     let Reserve { items, timeout } = request;
     if let Some(item) = items.iter().find(|item| item.target.mode.kind() == Kind::Semaphore) {
         return Err(item.target.mode.unsupported());
     }
-    let size = if store.routes.is_some() { 1 } else { BATCH_SIZE };
     let part = |items: &[Reservation]| {
         // It is sent now, so the calls are under way side by side.
         let reply = store.caller.run(&RESERVE, call(&store.keys, items), timeout);
@@ -114,7 +112,7 @@ mod tests {
         let read_ok = read(&reply, 5).unwrap();
         assert_eq!(read_ok.uptime.age, Some(Duration::from_secs(9)));
         assert_eq!(read_ok.uptime.server.as_deref(), Some("abc"));
-        let kinds: Vec<_> =
+        let verdicts: Vec<_> =
             read_ok.verdicts.into_iter().map(|one| one.map_err(|error| error.kind())).collect();
         let expected = [
             Ok(TokenVerdict::Stored),
@@ -123,7 +121,7 @@ mod tests {
             Ok(TokenVerdict::NotYours(Absence::Taken)),
             Err(ErrorKind::Protocol),
         ];
-        assert_eq!(kinds, expected);
+        assert_eq!(verdicts, expected);
         assert_eq!(read(&reply, 4).unwrap_err().kind(), ErrorKind::Protocol);
     }
 }

@@ -400,8 +400,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Returns for how long the store has retained every confirmed write, and the server behind it.
     ///
-    /// A [`Quorum`] asks its nodes after each grant and renewal, and counts only those that have been
-    /// up for the time to live. With a node that reports no [age](Uptime::age) and loses writes, two can hold a name at once. A
+    /// A [`Quorum`] asks its nodes after each grant and renewal, by this call or by [`reserve`](Store::reserve), and counts
+    /// only those that have been up for the time to live. With a node that reports no [age](Uptime::age) and loses writes, two can hold a name at once. A
     /// quorum that is made from URLs refuses two nodes with the same [server](Uptime::server). Every quorum asks again after a
     /// reconnect, to report nodes that are one server, and after each grant to a reader, to count that server once.
     ///

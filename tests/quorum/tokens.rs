@@ -284,3 +284,24 @@ async fn many_grants_share_the_second_round_of_a_node() {
     let asked = faults[0].calls(Call::Reserve);
     assert!((1..=3).contains(&asked), "{asked}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn leader_of_a_quorum_has_a_term_that_grows() {
+    let nodes = Nodes::new(3);
+    let [here, there] = [nodes.process(), nodes.process()].map(|(leases, _)| leases);
+    let mut view = here.election("region").observe();
+    let mut last = None;
+    for (leases, value) in [(&here, "a"), (&there, "b"), (&here, "c")] {
+        let mut candidate = leases.election("region").candidate(value);
+        let me = candidate.campaign().await.expect("it leads");
+        assert!(me.term().is_some() && me.term() > last, "{:?} after {last:?}", me.term());
+        last = me.term();
+        let shown = async {
+            while view.current().term != last {
+                view.changed().await;
+            }
+        };
+        tokio::time::timeout(2 * T, shown).await.expect("the view has the term");
+        me.resign().await.expect("it led");
+    }
+}

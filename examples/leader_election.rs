@@ -69,7 +69,7 @@ async fn candidate(url: &str, name: &str, ledger: &str) -> Result {
 /// Does the leader's work: appends to the ledger until it is to stop. It is dropped when the leadership is lost.
 async fn lead(me: &Leadership, ledger: &str) -> ControlFlow<()> {
     let stop = me.retiring();
-    // A quorum of servers has no terms, and writes 0.
+    // A store without fencing tokens has no terms, and writes 0.
     let (term, pid) = (me.term().unwrap_or(0), std::process::id());
     while !stop.is_cancelled() {
         // One write is one line, also while another process writes. A database would refuse a term that is not the newest.

@@ -32,6 +32,11 @@
 //! 10. **Only `close` closes.** A panic in a poll of the engine is distinguished from a panic
 //!     elsewhere ([`run::guarded`]). It fires the tokens, and later calls return an error that names the
 //!     panic.
+//! 11. **Fencing tokens never go back**, in any mode: each grant has a larger one than every grant that was complete when it
+//!     began, across expiry, deletion, flush, failover and restart, unless a server's clock steps back. A hand-off has a token
+//!     that the grant has reserved, or one that lies behind the store's clock for sure. A quorum hands off with reserved ones only,
+//!     and has one exception: a `FLUSHALL` on a running node is no restart, so no time to live passes before that node
+//!     counts again. Then tokens grow only as the clocks of its nodes do.
 //!
 //! Lock order: a hold's state, then the schedule or the queue. Waiters are woken with no lock held.
 //!

@@ -48,11 +48,10 @@ enum FenceRetention {
 /// [`connect`](Builder::connect) makes the manager from a URL, and [`build`](Builder::build) from a store.
 ///
 /// All processes that share names should use the same settings. A setting that the store does not support is refused
-/// with [`Unsupported`](ErrorKind::Unsupported). Three settings are accepted, but have no effect:
+/// with [`Unsupported`](ErrorKind::Unsupported). Two settings are accepted, but have no effect:
 ///
 /// - [`max_local_handoffs`](Builder::max_local_handoffs) on ZooKeeper with fencing tokens, where nothing is handed off.
 /// - [`fence_retention`](Builder::fence_retention) in memory and on ZooKeeper, where tokens always grow.
-/// - [`fencing(true)`](Builder::fencing) on a quorum, which has no fencing tokens.
 ///
 /// ```
 /// use leasehold::LeaseManager;
@@ -270,8 +269,8 @@ impl Builder {
 
     /// Sets whether grants carry [fencing tokens](crate::Lease::fence).
     ///
-    /// A store without fencing tokens, such as a [`Quorum`](crate::store::Quorum), grants without them;
-    /// [`require_fencing`](Builder::require_fencing) refuses it. Without fencing tokens a grant costs a Redis server
+    /// A store without fencing tokens, such as a [`Quorum`](crate::store::Quorum) of stores that cannot
+    /// [reserve](crate::store::Capabilities::reserves) them, grants without them; [`require_fencing`](Builder::require_fencing) refuses it. Without fencing tokens a grant costs a Redis server
     /// two fifths less time.
     ///
     /// Defaults to `true`.
@@ -288,14 +287,14 @@ impl Builder {
     /// Defaults to `false`: a store without fencing tokens is accepted.
     ///
     /// ```
+    /// use leasehold::store::MemoryStore;
+    /// use leasehold::testing::FaultyStore;
     /// use leasehold::{ErrorKind, LeaseManager};
     ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() {
-    /// let quorum = "memory:,memory:,memory:";
-    /// let error = LeaseManager::builder().require_fencing(true).connect(quorum).await.unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::Unsupported);
-    /// # }
+    /// let (store, _faults) = FaultyStore::new(MemoryStore::new());
+    /// let can = leasehold::store::Capabilities::default().with_fencing(false);
+    /// let built = LeaseManager::builder().require_fencing(true).build(store.with_capabilities(can));
+    /// assert_eq!(built.unwrap_err().kind(), ErrorKind::Unsupported);
     /// ```
     pub fn require_fencing(mut self, on: bool) -> Self {
         self.require_fencing = on;

@@ -35,13 +35,13 @@ pub use contract::note::{Hint, Inbox, InboxSender, Note, Steal, Want};
 pub use contract::reason::{Act, Reason};
 pub use contract::request::{
     About, Acquire, Arrival, Ends, Fencing, ForceRelease, Inspect, Release, RenewBatch, Renewal,
-    Resize, Topic, Wait,
+    Reservation, Reserve, Resize, Topic, Wait,
 };
 pub use contract::signal::{Signal, Wakeups};
 pub use contract::target::Target;
 pub use contract::verdict::{
-    Absence, Acquired, HolderInfo, Inspection, Released, RenewCall, Renewed, SetVerdicts, Uptime,
-    WaitingManager,
+    Absence, Acquired, HolderInfo, Inspection, Released, RenewCall, Renewed, Reserved, SetVerdicts,
+    TokenVerdict, Uptime, WaitingManager,
 };
 pub use memory::MemoryStore;
 pub use quorum::{NoMajority, NodeVerdict, Quorum};
@@ -400,8 +400,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Returns for how long the store has retained every confirmed write, and the server behind it.
     ///
-    /// A [`Quorum`] asks its nodes after each grant and renewal, and counts only those that have been
-    /// up for the time to live. With a node that reports no [age](Uptime::age) and loses writes, two can hold a name at once. A
+    /// A [`Quorum`] asks its nodes after each grant and renewal, by this call or by [`reserve`](Store::reserve), and counts
+    /// only those that have been up for the time to live. With a node that reports no [age](Uptime::age) and loses writes, two can hold a name at once. A
     /// quorum that is made from URLs refuses two nodes with the same [server](Uptime::server). Every quorum asks again after a
     /// reconnect, to report nodes that are one server, and after each grant to a reader, to count that server once.
     ///
@@ -413,6 +413,27 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// Safe: it changes nothing.
     async fn uptime(&self, timeout: Duration) -> Result<Uptime>;
+
+    /// Reserves fencing tokens that the caller names: the second round of a grant of a [`Quorum`], after an acquire that
+    /// asked for a [proposal](Fencing::proposal). Returns the [uptime](Store::uptime) after that.
+    ///
+    /// For each item, in one step: if the holder has the name, and the last token of the name is smaller than
+    /// [`first`](Reservation::first), the last token becomes that of the block. *Strictly* smaller: a second copy of the
+    /// request changes nothing and is [outrun](TokenVerdict::Outrun), so no two grants can have the same token at one store.
+    /// The token counts as that of a grant then: later proposals are larger, and its memory ends no sooner.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without
+    /// [`Capabilities::reserves`], as this default is.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the outcome is unknown: the tokens may be reserved, and are never granted to others then.
+    async fn reserve(&self, request: Reserve) -> Result<Reserved> {
+        let _ = request;
+        Err(Reserve::unsupported())
+    }
 
     /// Ends all connections, within about `timeout`. Operations fail after that; holds stay until they expire.
     ///
@@ -503,6 +524,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
         (**self).uptime(timeout).await
+    }
+
+    async fn reserve(&self, request: Reserve) -> Result<Reserved> {
+        (**self).reserve(request).await
     }
 
     async fn close(&self, timeout: Duration) {

@@ -38,13 +38,15 @@ pub enum Call {
     Subscribe,
     /// [`Store::uptime`](crate::store::Store::uptime)
     Uptime,
+    /// [`Store::reserve`](crate::store::Store::reserve)
+    Reserve,
     /// [`Store::close`](crate::store::Store::close), which is counted but never fails
     Close,
 }
 
 impl Call {
     /// All kinds.
-    pub const ALL: [Call; 18] = [
+    pub const ALL: [Call; 19] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
@@ -62,6 +64,7 @@ impl Call {
         Call::Leave,
         Call::Subscribe,
         Call::Uptime,
+        Call::Reserve,
         Call::Close,
     ];
 }

@@ -85,6 +85,7 @@ macro_rules! conformance_suite {
             memory_of_the_last_fence_is_renewed
             fences_grow_beyond_the_memory_of_the_last
             without_fencing_there_is_no_fence
+            token_that_the_caller_names_must_be_larger
             inspection_reports_the_holder
             metadata_is_that_of_the_present_holder
             metadata_may_be_written_twice_and_late

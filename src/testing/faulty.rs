@@ -6,8 +6,8 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
-    Inspection, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Resize,
-    SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
+    Inspection, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Reserve,
+    Reserved, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
 };
 use crate::util::sync::{Mutex, MutexGuard};
 use async_trait::async_trait;
@@ -413,6 +413,12 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
         let fault = self.faults.meet(Call::Uptime, &[]);
         self.call(fault, move |inner| async move { inner.uptime(timeout).await }).await
+    }
+
+    async fn reserve(&self, request: Reserve) -> Result<Reserved> {
+        let names: Vec<&Name> = request.items.iter().map(|item| &item.target.name).collect();
+        let fault = self.faults.meet(Call::Reserve, &names);
+        self.call(fault, |inner| async move { inner.reserve(request).await }).await
     }
 
     async fn close(&self, timeout: Duration) {

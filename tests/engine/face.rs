@@ -1,7 +1,7 @@
 //! The public face: settings that a store does not have, identities, and calls outside a runtime.
 
 use super::*;
-use leasehold::store::Quorum;
+use leasehold::store::{Quorum, Store};
 use leasehold::{Preflight, TlsLibrary};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,6 +11,16 @@ use std::task::{Context, Waker};
 
 fn quorum() -> Quorum {
     Quorum::new((0..3).map(|_| Arc::new(MemoryStore::new()) as _).collect()).expect("three nodes")
+}
+
+/// One of its nodes can reserve no token that it is given.
+fn quorum_without_tokens() -> Quorum {
+    let node = |index: usize| -> Arc<dyn Store> {
+        let (store, _) = FaultyStore::new(MemoryStore::new());
+        let can = store.capabilities().with_reserves(index > 0);
+        Arc::new(store.with_capabilities(can))
+    };
+    Quorum::new((0..3).map(node).collect()).expect("three nodes")
 }
 
 #[tokio::test(start_paused = true)]
@@ -77,15 +87,15 @@ async fn fencing_that_is_required_is_there_or_refused() {
     for leases in [
         builder().connect("memory:").await.expect("memory has fencing tokens"),
         builder().build(MemoryStore::new()).expect("memory has fencing tokens"),
+        builder().connect("memory:,memory:,memory:").await.expect("its nodes reserve tokens"),
+        builder().build(quorum()).expect("its nodes reserve tokens"),
     ] {
         assert!(leases.lock("n").lock().await.expect("free").fence().is_some());
     }
     let remembering = || LeaseManager::builder().fence_retention(Some(3 * T));
     for (setting, result) in [
-        ("require_fencing", builder().connect("memory:,memory:,memory:").await),
-        ("require_fencing", builder().build(quorum())),
-        ("fence_retention", remembering().connect("memory:,memory:,memory:").await),
-        ("fence_retention", remembering().build(quorum())),
+        ("require_fencing", builder().build(quorum_without_tokens())),
+        ("fence_retention", remembering().build(quorum_without_tokens())),
     ] {
         let error = result.expect_err(setting);
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
@@ -97,7 +107,7 @@ async fn fencing_that_is_required_is_there_or_refused() {
         assert!(error.to_string().contains(setting), "{error}");
     }
     // Without the wish a quorum still grants.
-    let leases = LeaseManager::builder().build(quorum()).expect("good settings");
+    let leases = LeaseManager::builder().build(quorum_without_tokens()).expect("good settings");
     assert_eq!(leases.lock("n").lock().await.expect("free").fence(), None);
 }
 

@@ -173,6 +173,7 @@ fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
             "release.lua",
             "release_function.lua",
             "wake_function.lua",
+            "propose.lua",
             "fence.lua",
             "grant.lua",
             "rw_grant.lua",

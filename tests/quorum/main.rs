@@ -7,10 +7,12 @@ mod nodes;
 mod outage;
 mod redis;
 mod redis_shared;
+mod redis_tokens;
 mod shared;
 mod shared_random;
 mod splits;
 mod store;
+mod tokens;
 mod verdicts;
 
 use leasehold::store::{MemoryStore, Name, Quorum, Store};

@@ -2,7 +2,7 @@
 
 use kit::look::{channel, subscribers};
 use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
-use leasehold::store::{Name, Quorum, Store, Uptime};
+use leasehold::store::{Name, Quorum, Reserve, Reserved, Store, Uptime};
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use std::sync::Arc;
@@ -72,6 +72,10 @@ impl Store for Steady {
         // A server that was never restarted has forgotten nothing. The suite checks that it reports its age.
         let uptime = self.0.uptime(timeout).await?;
         Ok(Uptime::new(None).with_server(uptime.server))
+    }
+    async fn reserve(&self, request: Reserve) -> Result<Reserved, Error> {
+        let Reserved { uptime, verdicts, .. } = self.0.reserve(request).await?;
+        Ok(Reserved::new(Uptime::new(None).with_server(uptime.server), verdicts))
     }
     async fn close(&self, timeout: Duration) {
         self.0.close(timeout).await;
@@ -409,11 +413,11 @@ async fn missing_right_to_info_shows_at_the_start() {
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
 }
 
-/// What one server needs (see `redis_errors`), without the fencing tokens' keys, and `+info`.
+/// What one server needs (see `redis_errors`), and `+info`.
 #[tokio::test]
 async fn documented_permissions_are_enough_for_a_quorum() {
     let servers = Servers::start(3);
-    let keys = ["~app:*", "&redisson_lock__channel:{app:*"];
+    let keys = ["~app:*", "~redisson_lock_token:{app:*", "&redisson_lock__channel:{app:*"];
     let permissions = "-@all +eval +evalsha +hset +hdel +hexists +hgetall +pexpire +pttl +time +get +set +exists +del \
                   +publish +subscribe +unsubscribe +info";
     for server in &servers.0 {

@@ -374,7 +374,7 @@ async fn capabilities_of_a_quorum_are_those_of_its_nodes() {
     let node = stores[0].capabilities();
     let quorum = Quorum::new(stores).expect("enough nodes");
     let can = quorum.capabilities();
-    assert!(!can.fencing && can.time_left && can.wakeups);
+    assert!(can.fencing && !can.reserves && can.time_left && can.wakeups);
     assert_eq!(can.renewal_batch, node.renewal_batch);
     let wait = || Wait::new(target(&name("job")), None, T);
     assert!(quorum.subscribe(wait()).await.expect("all are up").is_some());

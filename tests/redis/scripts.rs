@@ -87,7 +87,7 @@ fn acquire_with_a_bad_argument_writes_nothing() {
     both_ways(|mut bench| {
         let bad = [
             (0, ["", "x", "1.5", "0", "-1", "31536000001", "nan", "inf"]),
-            (1, ["", "x", "1.5", "0", "-1", "1000001", "nan", "inf"]),
+            (1, ["", "x", "1.5", "-2", "-1", "1000001", "nan", "inf"]),
             (2, ["", "x", "1.5", "-2", "-1", "9007199254740993", "nan", "inf"]),
         ];
         let fence = fence_key("job");

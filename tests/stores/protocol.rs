@@ -2,6 +2,8 @@
 
 use leasehold_protocol::properties::*;
 use leasehold_protocol::rules::{Rule, Rules, Sharing};
+use leasehold_protocol::tokens::{BOTH, DISTINCT, GROWING, RAISED, TokenRule, Tokens};
+use leasehold_protocol::tokens::{tokens_break, tokens_hold};
 use leasehold_protocol::{Fault, Scope, breaks, holds};
 
 const SCOPE: Scope = Scope {
@@ -174,4 +176,73 @@ fn one_time_to_live_for_all_keeps_those_that_are_gone() {
 #[test]
 fn release_of_a_permit_that_is_not_by_token_ends_others() {
     breaks(&[Rule::ReleaseByToken], PERMITS, COVERED);
+}
+
+/// Two grants on three nodes that forget nothing. Their clocks differ by less than T.
+const TOKENS: Tokens = Tokens {
+    skew: &[0, 2, 5],
+    grants: 2,
+    ticks: 0,
+    restarts: 0,
+    flushes: 0,
+    raises: 0,
+    dropped: &[],
+};
+/// One of the nodes may restart without its keys, and T may pass.
+const FORGETTING: Tokens = Tokens { ticks: 1, restarts: 1, ..TOKENS };
+/// Six grants on five nodes, of which some restart.
+const FIVE: Tokens =
+    Tokens { skew: &[0, 1, 2, 3, 5], grants: 6, ticks: 8, restarts: 4, raises: 2, ..TOKENS };
+
+#[test]
+fn tokens_of_a_quorum_differ_and_grow() {
+    let states = tokens_hold("tokens of a quorum", TOKENS, &[BOTH]);
+    assert!(states > 30_000, "{states}");
+    let raised = Tokens { raises: 1, skew: &[0, 0, 0], ..TOKENS };
+    tokens_hold("tokens that are outrun", raised, &[BOTH, RAISED]);
+}
+
+#[test]
+fn tokens_of_a_quorum_grow_across_a_restart_that_forgets() {
+    tokens_hold("tokens and a restart", Tokens { skew: &[0, 5, 5], ..FORGETTING }, &[BOTH]);
+}
+
+#[test]
+fn token_that_need_not_be_larger_is_given_twice() {
+    let dropped = &[TokenRule::Strict];
+    tokens_break(Tokens { dropped, skew: &[0, 0, 0], ..TOKENS }, DISTINCT);
+}
+
+#[test]
+fn token_that_no_majority_has_stored_lets_tokens_go_back() {
+    tokens_break(Tokens { dropped: &[TokenRule::Stored], ..TOKENS }, GROWING);
+}
+
+#[test]
+fn young_node_that_counts_proposes_a_token_from_before() {
+    tokens_break(Tokens { dropped: &[TokenRule::Age], ..FORGETTING }, GROWING);
+}
+
+/// What the age of a node does not show, or what is not promised.
+#[test]
+fn flush_or_clocks_far_apart_let_tokens_go_back() {
+    tokens_break(Tokens { flushes: 1, ..TOKENS }, GROWING);
+    tokens_break(Tokens { skew: &[0, 2, 12], ..FORGETTING }, GROWING);
+}
+
+#[test]
+fn random_orders_on_five_nodes_that_forget_keep_tokens_in_order() {
+    let run = |scope: Tokens| {
+        let stories: Vec<_> = (1..10_000).map(|seed| scope.random(seed, 300)).collect();
+        let complete: usize = stories.iter().map(|story| story.complete).sum();
+        let bad = stories.iter().filter(|story| !story.good).count();
+        println!("five nodes, without {:?}: {complete} grants, {bad} bad stories", scope.dropped);
+        (complete, bad)
+    };
+    let (complete, bad) = run(FIVE);
+    assert!(complete > 3_000, "{complete}");
+    assert_eq!(bad, 0);
+    for dropped in [&[TokenRule::Strict], &[TokenRule::Age]] {
+        assert!(run(Tokens { dropped, ..FIVE }).1 > 0, "{dropped:?}");
+    }
 }

@@ -48,7 +48,7 @@ impl Leadership {
 
     /// Returns the term: the [fencing token](Lease::fence), which is larger than that of each earlier leader.
     ///
-    /// Returns `None` if the store has no fencing tokens, such as a quorum, and with
+    /// Returns `None` if the store has no fencing tokens, and with
     /// [`fencing(false)`](crate::Builder::fencing).
     pub fn term(&self) -> Option<u64> {
         self.lease.fence()

@@ -54,6 +54,10 @@ pub struct Capabilities {
     /// True if a hold can have another time to live than others, and each [renewal](crate::store::Renewal::ttl) that of its
     /// own.
     pub own_ttl: bool,
+    /// True if an acquire can [propose](crate::store::Fencing::proposal) a fencing token without reserving it, and
+    /// [`Store::reserve`](crate::store::Store::reserve) reserves one that the caller names. A
+    /// [`Quorum`](crate::store::Quorum) has fencing tokens if all its nodes can do that.
+    pub reserves: bool,
     modes: Modes,
     /// Why there are no permits, where the store knows more than that.
     against_permits: Option<&'static str>,
@@ -103,6 +107,7 @@ impl Default for Capabilities {
             line: Line::Unordered,
             keeps: false,
             own_ttl: false,
+            reserves: false,
             modes: Modes::of(Mode::Exclusive),
             against_permits: None,
         }
@@ -200,6 +205,12 @@ impl Capabilities {
     #[must_use]
     pub fn with_own_ttl(self, own_ttl: bool) -> Self {
         Self { own_ttl, ..self }
+    }
+
+    /// Sets [`reserves`](Self::reserves).
+    #[must_use]
+    pub fn with_reserves(self, reserves: bool) -> Self {
+        Self { reserves, ..self }
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fencing {
-    /// The size of the reserved block, at least 1. The grant returns its first token.
+    /// The size of the reserved block. The grant returns its first token. 0 is a [proposal](Self::proposal).
     pub block: u32,
     /// The time for which the store remembers the last fencing token after the last request, or in
     /// [`Mode::Permits`](crate::store::Mode::Permits) the size of an idle semaphore; `None` for forever.
@@ -30,6 +30,75 @@ impl Fencing {
     #[must_use]
     pub fn new(block: u32, retention: Option<Duration>) -> Self {
         Self { block, retention }
+    }
+
+    /// Creates a request for a proposal: the grant returns a fencing token that is larger than the last one and not behind
+    /// the store's clock, and reserves nothing. The same holder may ask again, and another proposal is returned.
+    ///
+    /// Only for a store with [`Capabilities::reserves`](crate::store::Capabilities::reserves), in any mode that has fencing
+    /// tokens.
+    #[must_use]
+    pub fn proposal() -> Self {
+        Self { block: 0, retention: None }
+    }
+
+    /// Returns whether nothing is reserved.
+    pub(crate) fn is_proposal(&self) -> bool {
+        self.block == 0
+    }
+}
+
+/// Asks to reserve the fencing tokens of several grants, each from a first token that the caller names.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Reserve {
+    /// The grants.
+    pub items: Vec<Reservation>,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Reserve {
+    /// Creates the request.
+    #[must_use]
+    pub fn new(items: Vec<Reservation>, timeout: Duration) -> Self {
+        Self { items, timeout }
+    }
+
+    /// Returns the answer of a store that cannot reserve a token that the caller names. Nothing was executed.
+    #[must_use]
+    pub fn unsupported() -> Error {
+        let message =
+            "the store reserves fencing tokens of its own only, none that the caller names";
+        Error::new(ErrorKind::Unsupported, message)
+    }
+}
+
+/// One grant of a [`Reserve`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Reservation {
+    /// The name and the mode of the hold.
+    pub target: Target,
+    /// The holder that was granted the name.
+    pub holder: HolderId,
+    /// The first fencing token of the block.
+    pub first: u64,
+    /// The size of the block, at least 1, and how long the last token is remembered.
+    pub fencing: Fencing,
+}
+
+impl Reservation {
+    /// Creates an item.
+    #[must_use]
+    pub fn new(target: Target, holder: HolderId, first: u64, fencing: Fencing) -> Self {
+        Self { target, holder, first, fencing }
+    }
+
+    /// Returns the last fencing token of the block.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.first.saturating_add(u64::from(self.fencing.block.max(1)) - 1)
     }
 }
 

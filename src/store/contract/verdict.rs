@@ -436,3 +436,45 @@ impl Uptime {
         Self { server, ..self }
     }
 }
+
+/// The answer of [`Store::reserve`](crate::store::Store::reserve).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Reserved {
+    /// The uptime, measured after all items: the answer of [`Store::uptime`](crate::store::Store::uptime).
+    pub uptime: Uptime,
+    /// A verdict for each item, in their order.
+    pub verdicts: Vec<Result<TokenVerdict>>,
+}
+
+impl Reserved {
+    /// Creates the answer.
+    #[must_use]
+    pub fn new(uptime: Uptime, verdicts: Vec<Result<TokenVerdict>>) -> Self {
+        Self { uptime, verdicts }
+    }
+}
+
+/// The store's verdict on a [`Reservation`](crate::store::Reservation).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TokenVerdict {
+    /// The block was reserved by this call.
+    Stored,
+    /// Nothing was reserved, because the last token of the name is as large as the first one of the block, or larger.
+    #[non_exhaustive]
+    Outrun {
+        /// The last token of the name.
+        last: u64,
+    },
+    /// Nothing was reserved, because the holder does not have the name.
+    NotYours(Absence),
+}
+
+impl TokenVerdict {
+    /// Creates the verdict on a block that begins no later than the last token.
+    #[must_use]
+    pub fn outrun(last: u64) -> Self {
+        Self::Outrun { last }
+    }
+}

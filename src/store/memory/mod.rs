@@ -258,7 +258,8 @@ impl State {
         match self.own(name, request.holder, now) {
             Ok(entry) => {
                 entry.expires = expires;
-                Acquired::granted(now, entry.fence)
+                let fence = entry.fence;
+                Acquired::granted(now, self.proposal(request, now).or(fence))
             }
             Err(Absence::Taken | Absence::Stolen | Absence::Forced) => self.held(name, now),
             Err(Absence::Gone) => {
@@ -286,14 +287,26 @@ impl State {
         self.epoch + micros(now)
     }
 
-    /// Reserves a block of fencing tokens and returns the first.
+    /// Reserves a block of fencing tokens, or proposes one, and returns the first.
     fn fence(&mut self, name: &Name, fencing: Fencing, now: Instant) -> u64 {
         let time = self.time(now);
-        let last = self.fences.entry(name.clone()).or_insert(self.forgotten);
         // Microseconds, as on a server: they grow even when the memory of the last is gone.
-        let first = (*last + 1).max(time);
-        *last = first + u64::from(fencing.block) - 1;
+        let first = (self.last_fence(name) + 1).max(time);
+        if !fencing.is_proposal() {
+            self.fences.insert(name.clone(), first + u64::from(fencing.block) - 1);
+        }
         first
+    }
+
+    /// Returns a proposal for a holder that has the name already, if it asks for one.
+    fn proposal(&mut self, request: &Acquire, now: Instant) -> Option<u64> {
+        let fencing = request.fencing.filter(Fencing::is_proposal)?;
+        Some(self.fence(&request.target.name, fencing, now))
+    }
+
+    /// Returns the last fencing token of a name that is known.
+    fn last_fence(&self, name: &Name) -> u64 {
+        self.fences.get(name).copied().unwrap_or(self.forgotten)
     }
 
     fn sweep(&mut self, now: Instant) {

@@ -94,7 +94,7 @@ impl Shared {
         }
         match self.holds.iter().position(|hold| hold.holder == *holder) {
             Some(at) if request.converts => Ok(self.convert(at, request, now, fence)),
-            Some(at) => Ok(self.again(at, request, now).into()),
+            Some(at) => Ok(self.again(at, request, now, fence).into()),
             None if request.converts => Ok(Acquired::NotYours(self.absence(target.mode)).into()),
             None => Ok(self.enter(request, now, fence).into()),
         }
@@ -140,13 +140,20 @@ impl Shared {
     }
 
     /// Grants again what the holder has. A late copy of an earlier request never changes its mode.
-    fn again(&mut self, at: usize, request: &Acquire, now: Instant) -> Acquired {
+    fn again(
+        &mut self,
+        at: usize,
+        request: &Acquire,
+        now: Instant,
+        fence: impl FnMut(Fencing) -> u64,
+    ) -> Acquired {
         let hold = &mut self.holds[at];
         if (request.target.mode, hold.mode) == (Mode::Write, Mode::Read) {
             return Acquired::held(Some(hold.expires.saturating_duration_since(now)));
         }
         hold.expires = now + request.ttl;
-        Acquired::granted(now, hold.fence)
+        let proposed = request.fencing.filter(Fencing::is_proposal).map(fence);
+        Acquired::granted(now, proposed.or(hold.fence))
     }
 
     /// Changes a reader into the writer, if it is the only one and no writer waits, or the writer into a reader.
@@ -167,8 +174,11 @@ impl Shared {
         }
         let downgrades = (self.holds[at].mode, mode) == (Mode::Write, Mode::Read);
         let hold = &mut self.holds[at];
+        let proposes = request.fencing.as_ref().is_some_and(Fencing::is_proposal);
         if upgrades || downgrades {
             (hold.mode, hold.count) = (mode, 1);
+        }
+        if upgrades || downgrades || proposes {
             hold.fence = request.fencing.map(fence);
         }
         hold.expires = now + request.ttl;
@@ -279,6 +289,12 @@ impl Shared {
             READERS => self.holds.is_empty(),
             _ => self.holds.iter().all(|hold| hold.mode == Mode::Read),
         }
+    }
+
+    /// Returns what a holder finds that does not have the name in this mode; `None` if it has.
+    pub(super) fn absence_of(&self, holder: HolderId, mode: Mode) -> Option<Absence> {
+        let has = self.holds.iter().any(|hold| hold.holder == holder && hold.is(mode));
+        (!has).then(|| self.absence(mode))
     }
 
     /// Returns what a holder finds that is not there.

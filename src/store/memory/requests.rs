@@ -8,7 +8,9 @@ use super::{Shared, State};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::contract::mode::Kind;
-use crate::store::{Mode, Release, Released, RenewBatch, Renewed, Resize, Target};
+use crate::store::{
+    Mode, Release, Released, RenewBatch, Renewed, Reservation, Resize, Target, TokenVerdict,
+};
 
 pub(super) fn release(state: &mut State, request: &Release, now: Instant) -> Result<Released> {
     let Release { target, holder, count, .. } = request;
@@ -91,4 +93,22 @@ pub(super) fn renew(state: &mut State, batch: &RenewBatch, now: Instant) -> Rene
         })
     });
     Renewed::new(now, verdicts.collect())
+}
+
+/// Reserves a block of fencing tokens that the caller names.
+pub(super) fn reserve(state: &mut State, item: &Reservation, now: Instant) -> Result<TokenVerdict> {
+    let Target { name, mode } = &item.target;
+    let absence = match state.shared_as(name, mode.kind(), now)? {
+        Some(shared) => shared.absence_of(item.holder, *mode),
+        None => state.own(name, item.holder, now).err(),
+    };
+    if let Some(absence) = absence {
+        return Ok(TokenVerdict::NotYours(absence));
+    }
+    let last = state.last_fence(name);
+    if last >= item.first {
+        return Ok(TokenVerdict::outrun(last));
+    }
+    state.fences.insert(name.clone(), item.last());
+    Ok(TokenVerdict::Stored)
 }

@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, Ends, ForceRelease,
     HolderInfo, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, RenewCall, Renewed, Resize, SetVerdicts, Store, StoreFuture, Topic, Uptime, Wait,
-    Wakeups, Want,
+    RenewBatch, RenewCall, Renewed, Reserve, Reserved, Resize, SetVerdicts, Store, StoreFuture,
+    Topic, Uptime, Wait, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -29,6 +29,7 @@ impl Store for MemoryStore {
             .with_line(Line::Arrivals)
             .with_keeps(true)
             .with_own_ttl(true)
+            .with_reserves(true)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)
             .with_mode(Mode::Permits { size: 1, take: 1 })
@@ -172,6 +173,14 @@ impl Store for MemoryStore {
             Ok(Uptime::new(age).with_server(Some(server)))
         })
         .await
+    }
+
+    async fn reserve(&self, request: Reserve) -> Result<Reserved> {
+        let verdicts = self.at_once(|state, now| {
+            Ok(request.items.iter().map(|item| requests::reserve(state, item, now)).collect())
+        });
+        let verdicts = verdicts.await?;
+        Ok(Reserved::new(self.uptime(request.timeout).await?, verdicts))
     }
 
     async fn close(&self, _: Duration) {

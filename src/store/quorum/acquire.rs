@@ -2,13 +2,14 @@
 
 use super::convert::convert;
 use super::holds::Held;
-use super::node::Ballot;
 use super::node::admission::refused;
 use super::node::same_server::abstain;
 use super::node::sweep::sweep_to_the_end;
+use super::node::{Ballot, BallotAnswers};
 use super::release::release;
 use super::tally::{Tally, describe_acquired, granted, remaining};
-use super::{Inner, node_limit, stale};
+use super::tokens::Numbering;
+use super::{Inner, node_limit, random, stale};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
 use crate::store::{Acquire, Acquired, Arrival, Mark, Mode, Release, StoreFuture, failed};
@@ -16,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
-use uuid::Uuid;
 
 /// The longest pause after the first split ballot. The bound doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
@@ -114,9 +114,15 @@ async fn run_ballot(inner: &Arc<Inner>, request: &Acquire) -> Outcome {
     // Before the first send: the deadline counts from here.
     let sent = inner.clock.now();
     let (decision, ballot) = Ballot::new(sent);
+    // A hold that is there keeps its token.
+    let fence = living.as_ref().and_then(|held| held.fence);
+    let fencing = inner.fencing_of(request).filter(|_| fence.is_none());
+    let (numbering, round) =
+        fencing.map(|fencing| Numbering::new(inner.nodes.len(), fencing)).unzip();
     let mut tally = inner.ask(|node, answers| {
         let request = Acquire { arrival, ..node.request(request, holder, limit) };
         let counts = living.as_ref().is_none_or(|held| held.counts(node.index));
+        let answers = BallotAnswers { verdicts: answers, round: round.clone() };
         node.acquire(request, ballot.clone(), key_nodes.clone(), counts, answers)
     });
     let majority = tally.majority();
@@ -138,6 +144,14 @@ async fn run_ballot(inner: &Arc<Inner>, request: &Acquire) -> Outcome {
     let more = if answered(&tally) { (passed * 2).max(SHORTEST_WAIT) } else { Duration::ZERO };
     tally.collect(more.min(request.timeout), clear).await;
     abstain(&inner.nodes, &mut tally);
+    let passed = inner.clock.now().saturating_duration_since(sent);
+    let fence = match numbering {
+        Some(numbering) if tally.votes(granted).yes >= majority => {
+            numbering.number(&mut tally, request.timeout.saturating_sub(passed)).await
+        }
+        Some(_) => None,
+        None => fence,
+    };
     let votes = tally.votes(granted);
     let now = inner.clock.now();
     if votes.yes >= majority && !stale(request.ttl, sent, now) {
@@ -149,11 +163,12 @@ async fn run_ballot(inner: &Arc<Inner>, request: &Acquire) -> Outcome {
             releasing: false,
             key_nodes,
             mode: request.target.mode,
+            fence,
             node_modes: living.and_then(|held| held.node_modes),
         };
         inner.holds.insert(request.holder, held, now);
         decision.send_replace(Some(true));
-        return Outcome::Over(Ok(Acquired::granted(sent, None)));
+        return Outcome::Over(Ok(Acquired::granted(sent, fence)));
     }
     // The tasks of the nodes release each grant, including those still to come.
     inner.holds.remove(request.holder);
@@ -216,24 +231,4 @@ fn closed(tally: &Tally<Acquired>) -> Option<Mark> {
     let is_done =
         |verdict: &Acquired| matches!(verdict, Acquired::Held { closed: Some(Mark::Done), .. });
     tally.verdicts().any(is_done).then_some(Mark::Done)
-}
-
-/// Returns a random number in [0, 1).
-fn random() -> f64 {
-    // The other half has bits that are the same in all UUIDs.
-    let bits = (Uuid::new_v4().as_u128() >> 64) as u64;
-    (bits >> 11) as f64 / (1u64 << 53) as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chance_is_below_one() {
-        let numbers: Vec<f64> = (0..2000).map(|_| random()).collect();
-        assert!(numbers.iter().all(|number| (0.0..1.0).contains(number)));
-        let mean = numbers.iter().sum::<f64>() / 2000.0;
-        assert!((0.45..0.55).contains(&mean), "{mean}");
-    }
 }

@@ -10,8 +10,8 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::preflight::Unfit;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Resize, SetVerdicts,
-    Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, failed,
+    Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Reserve, Reserved, Resize,
+    SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, failed,
 };
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -135,7 +135,15 @@ fn common_abilities(nodes: &[Option<Arc<dyn Store>>]) -> Capabilities {
 /// Returns what nodes can do together, but for their modes.
 pub(super) fn abilities_of_all(nodes: impl Iterator<Item = Capabilities> + Clone) -> Capabilities {
     let all = |has: fn(&Capabilities) -> bool| nodes.clone().all(|node| has(&node));
+    // Each node proposes a token, and stores the one that is chosen.
+    let numbers = |node: &Capabilities| node.fencing && node.reserves;
     Capabilities::default()
+        .with_fencing(all(numbers))
+        .with_reserves(all(numbers))
+        .with_fence_blocks(all(|node| node.fence_blocks))
+        .with_longest_fence_block(
+            nodes.clone().map(|node| node.longest_fence_block).min().unwrap_or(1),
+        )
         .with_keeps(all(|node| node.keeps))
         .with_own_ttl(all(|node| node.own_ttl))
         .with_time_left(all(|node| node.time_left))
@@ -386,6 +394,10 @@ impl Store for PendingNode {
 
     async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
         self.get()?.uptime(timeout).await
+    }
+
+    async fn reserve(&self, request: Reserve) -> Result<Reserved> {
+        self.get()?.reserve(request).await
     }
 
     async fn close(&self, timeout: Duration) {

@@ -11,9 +11,10 @@
 //! [`node_modes`]: super::node_modes
 
 use super::holds::{Held, KeyNodes};
-use super::node::{Ballot, convert as node_convert};
+use super::node::{Ballot, BallotAnswers, convert as node_convert};
 use super::node_modes::NodeModes;
 use super::tally::{Tally, absence, describe_acquired, granted, remaining};
+use super::tokens::Numbering;
 use super::{Inner, node_limit, stale};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Absence, Acquire, Acquired, Mode};
@@ -40,6 +41,7 @@ pub(super) async fn convert(inner: Arc<Inner>, request: Acquire) -> Result<Acqui
             releasing: false,
             key_nodes: KeyNodes::all(),
             mode: Mode::Read,
+            fence: None,
             node_modes: Some(NodeModes::default()),
         };
         inner.holds.insert(outer, held, sent);
@@ -48,7 +50,12 @@ pub(super) async fn convert(inner: Arc<Inner>, request: Acquire) -> Result<Acqui
         inner.holds.update(outer, |held| held.mode = mode);
     }
     let (decide, ballot) = Ballot::new(sent);
+    let (numbering, round) = inner
+        .fencing_of(&request)
+        .map(|fencing| Numbering::new(inner.nodes.len(), fencing))
+        .unzip();
     let mut tally = inner.ask(|node, answers| {
+        let answers = BallotAnswers { verdicts: answers, round: round.clone() };
         let request = node.request(&request, holder, limit);
         let holds = Arc::clone(&inner.holds);
         node_convert::convert(node, holds, outer, request, ballot.clone(), answers)
@@ -62,6 +69,14 @@ pub(super) async fn convert(inner: Arc<Inner>, request: Acquire) -> Result<Acqui
         changed.yes >= majority || refused && known
     };
     tally.collect(request.timeout, clear).await;
+    let passed = inner.clock.now().saturating_duration_since(sent);
+    // It is a new grant, with a token of its own.
+    let fence = match numbering {
+        Some(numbering) if tally.votes(granted).yes >= majority => {
+            numbering.number(&mut tally, request.timeout.saturating_sub(passed)).await
+        }
+        _ => None,
+    };
     let changed = tally.votes(granted);
     let there = tally.votes(is_there);
     let is_stale = stale(request.ttl, sent, inner.clock.now());
@@ -70,11 +85,12 @@ pub(super) async fn convert(inner: Arc<Inner>, request: Acquire) -> Result<Acqui
         held.mode = if is_changed { mode } else { Mode::Read };
         if is_changed {
             (held.count, held.until) = (1, held.until.max(sent + request.ttl));
+            held.fence = fence;
         }
     });
     decide.send_replace(Some(is_changed));
     if is_changed {
-        return Ok(Acquired::granted(sent, None));
+        return Ok(Acquired::granted(sent, fence));
     }
     if mode == Mode::Write && there.yes >= majority {
         return Ok(Acquired::held(remaining(&tally)));

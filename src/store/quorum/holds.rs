@@ -23,6 +23,8 @@ pub(super) struct Held {
     pub(super) releasing: bool,
     pub(super) key_nodes: KeyNodes,
     pub(super) mode: Mode,
+    /// Its first fencing token.
+    pub(super) fence: Option<u64>,
     /// What is known of each node, once the mode was changed.
     pub(super) node_modes: Option<NodeModes>,
 }
@@ -137,7 +139,17 @@ mod tests {
     fn held(holder: HolderId, until: Instant) -> Held {
         let (ttl, key_nodes) = (Duration::from_secs(1), KeyNodes::default());
         let (mode, node_modes) = (Mode::Exclusive, None);
-        Held { holder, count: 1, ttl, until, releasing: false, key_nodes, mode, node_modes }
+        Held {
+            holder,
+            count: 1,
+            ttl,
+            until,
+            releasing: false,
+            key_nodes,
+            mode,
+            fence: None,
+            node_modes,
+        }
     }
 
     #[test]

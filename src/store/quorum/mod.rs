@@ -13,16 +13,17 @@ mod notes;
 mod release;
 mod renew;
 mod tally;
+mod tokens;
 mod wake;
 
 pub(crate) use connect::{NodeOpener, open_quorum};
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
-    Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed,
-    Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, steal_by_force,
-    surely_kept,
+    About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, Fencing, ForceRelease, Inbox,
+    Inspect, Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall,
+    Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait,
+    Wakeups, Want, steal_by_force, surely_kept,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
@@ -51,8 +52,9 @@ const QUERY_LIMIT: Duration = Duration::from_secs(3);
 /// Grants what a majority of N independent stores grants.
 ///
 /// 3 nodes survive the failure of one, 5 that of two. No two nodes may be the same server. It supports read-write locks
-/// if all nodes do, and no semaphores. A lease of a quorum has no fencing token. [`quorum`](crate::guide::quorum) has
-/// the promises, the limits and the costs.
+/// if all nodes do, and no semaphores. Its grants carry [fencing tokens](crate::Lease::fence) if all nodes can
+/// [reserve](Capabilities::reserves) the token that a majority has chosen, as Redis and memory can. [`quorum`](crate::guide::quorum)
+/// has the promises, the limits and the costs.
 ///
 /// ```
 /// use leasehold::LeaseManager;
@@ -78,6 +80,8 @@ struct Inner {
     clock: Clock,
     /// Whether all nodes have read-write locks.
     has_shared: bool,
+    /// Whether all nodes reserve a fencing token that they are given.
+    has_tokens: bool,
     holds: Arc<Holds>,
     closing: CancellationToken,
     /// The number of tasks at work.
@@ -104,13 +108,24 @@ impl Quorum {
             let can = node.capabilities();
             can.supports(Mode::Read) && can.supports(Mode::Write)
         });
+        let abilities = nodes.iter().map(|node| node.capabilities());
+        let has_tokens = connect::abilities_of_all(abilities).fencing;
         let closing = CancellationToken::new();
         let node =
             |(index, store)| Arc::new(Node::new(index, store, clock.clone(), closing.clone()));
         let nodes = nodes.into_iter().enumerate().map(node).collect();
         let (holds, tasks, wake) = Default::default();
         Ok(Self {
-            inner: Arc::new(Inner { nodes, clock, has_shared, holds, closing, tasks, wake }),
+            inner: Arc::new(Inner {
+                nodes,
+                clock,
+                has_shared,
+                has_tokens,
+                holds,
+                closing,
+                tasks,
+                wake,
+            }),
         })
     }
 
@@ -142,6 +157,13 @@ fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
     surely_kept(ttl).saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
 }
 
+/// Returns a random number in [0, 1).
+fn random() -> f64 {
+    // The other half has bits that are the same in all UUIDs.
+    let bits = (Uuid::new_v4().as_u128() >> 64) as u64;
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
 /// Counts as a task at work for as long as it lives.
 struct TaskGuard(Arc<Inner>);
 
@@ -161,6 +183,16 @@ impl Inner {
             Mode::Read | Mode::Write => Err(mode.unsupported()),
             Mode::Permits { .. } => Err(Error::new(ErrorKind::Unsupported, NO_PERMITS)),
         }
+    }
+
+    /// Returns the fencing tokens that a grant reserves; `None` for none.
+    fn fencing_of(&self, request: &Acquire) -> Option<Fencing> {
+        let one = |fencing: Fencing| match request.target.mode {
+            // A reader is not handed off.
+            Mode::Read => Fencing { block: 1, ..fencing },
+            _ => fencing,
+        };
+        request.fencing.filter(|_| self.has_tokens).map(one)
     }
 
     fn majority(&self) -> usize {
@@ -223,9 +255,8 @@ impl Store for Quorum {
         modes
             .fold(abilities, Capabilities::with_mode)
             .with_reason_against_permits(NO_PERMITS)
-            .with_fencing(false)
-            // There are no fencing tokens to reserve.
-            .with_longest_fence_block(1)
+            // A quorum is no node of another one.
+            .with_reserves(false)
             .with_steals(true)
     }
 
@@ -356,6 +387,10 @@ impl Store for Quorum {
         }
     }
 
+    async fn reserve(&self, _: Reserve) -> Result<Reserved> {
+        Err(Reserve::unsupported())
+    }
+
     async fn close(&self, timeout: Duration) {
         self.inner.closing.cancel();
         // Requests under way are bounded. Releases that are owed are tried once more.
@@ -368,5 +403,18 @@ impl Store for Quorum {
             })
         });
         drop(tally.await);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chance_is_below_one() {
+        let numbers: Vec<f64> = (0..2000).map(|_| random()).collect();
+        assert!(numbers.iter().all(|number| (0.0..1.0).contains(number)));
+        let mean = numbers.iter().sum::<f64>() / 2000.0;
+        assert!((0.45..0.55).contains(&mean), "{mean}");
     }
 }

@@ -20,8 +20,8 @@ use super::contract::mode::Kind;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
     Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    RenewCall, Renewal, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime,
-    Wait, Wakeups, Want, failed,
+    RenewCall, Renewal, Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store,
+    StoreFuture, Topic, Uptime, Wait, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -35,6 +35,7 @@ use scripts::reply::Element;
 use scripts::set::AcquireAll;
 use scripts::{
     AGE, PLAIN, SHARDED, Script, ScriptCall, Scripts, line, managers, metadata, modes, notes,
+    tokens,
 };
 use send::batch::{BATCH_SIZE, RuntimeBatchers};
 use send::renew::RenewContext;
@@ -238,6 +239,16 @@ impl Drop for RedisStore {
     }
 }
 
+/// Reads the seconds since the start of a server, and its id.
+fn uptime_of(up: &Element, id: &Element) -> Result<Uptime> {
+    let (Element::Int(up), Element::Text(id)) = (up, id) else {
+        return Err(scripts::reply::malformed_reply());
+    };
+    // The server rounds both its start and its time down.
+    let age = Duration::from_secs(u64::try_from(*up).unwrap_or(0).saturating_sub(1));
+    Ok(Uptime::new(Some(age)).with_server(Some(id.clone()).filter(|id| !id.is_empty())))
+}
+
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Neither hosts nor credentials.
@@ -259,6 +270,7 @@ impl Store for RedisStore {
             .with_line(Line::Arrivals)
             .with_keeps(true)
             .with_own_ttl(true)
+            .with_reserves(true)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)
             .with_mode(Mode::Permits { size: 1, take: 1 })
@@ -378,13 +390,15 @@ impl Store for RedisStore {
     /// Returns the server's uptime, whatever it keeps on disk: the file can be another one, cut short, or behind. It counts
     /// whole seconds, so it is up to a second too low.
     async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
-        let mut reply = self.caller.run(&AGE, ScriptCall::default(), timeout).await?.into_iter();
-        let (Some(Element::Int(up)), Some(Element::Text(id))) = (reply.next(), reply.next()) else {
-            return Err(scripts::reply::malformed_reply());
-        };
-        // The server rounds both its start and its time down.
-        let age = Duration::from_secs(u64::try_from(up).unwrap_or(0).saturating_sub(1));
-        Ok(Uptime::new(Some(age)).with_server(Some(id).filter(|id| !id.is_empty())))
+        let reply = self.caller.run(&AGE, ScriptCall::default(), timeout).await?;
+        let [up, id, ..] = &reply[..] else { return Err(scripts::reply::malformed_reply()) };
+        uptime_of(up, id)
+    }
+
+    async fn reserve(&self, request: Reserve) -> Result<Reserved> {
+        // A call takes keys of one slot only.
+        let size = if self.routes.is_some() { 1 } else { BATCH_SIZE };
+        tokens::reserve(self, request, size).await
     }
 
     async fn close(&self, timeout: Duration) {

@@ -1,7 +1,10 @@
 //! Fencing tokens.
 
 use super::party::*;
-use crate::store::{Fencing, RenewBatch};
+use crate::error::ErrorKind;
+use crate::store::{
+    Fencing, HolderId, Mode, RenewBatch, Reservation, Reserve, Store, TokenVerdict,
+};
 use crate::testing::Harness;
 
 /// After release, deletion, force or expiry, the next grant has a larger one. Clause 8.
@@ -73,4 +76,50 @@ pub async fn without_fencing_there_is_no_fence(harness: &dyn Harness) {
     party.fencing = None;
     assert_eq!(granted(party.acquire().await).fence, None);
     assert_eq!(granted(party.acquire().await).fence, None);
+}
+
+/// Asks to reserve a block from `first` for the holder of a party.
+async fn reserve(party: &Party<'_>, holder: HolderId, first: u64) -> TokenVerdict {
+    let fencing = Fencing::new(BLOCK, Some(LONG));
+    let items = vec![Reservation::new(party.target(), holder, first, fencing)];
+    let reserved = party.store.reserve(Reserve::new(items, PATIENCE)).await.expect("an answer");
+    assert_eq!(reserved.verdicts.len(), 1, "one item, {:?}", reserved.verdicts);
+    reserved.verdicts.into_iter().next().and_then(Result::ok).expect("a verdict")
+}
+
+/// A proposal reserves nothing; a token that the caller names is stored if the holder is there and it is larger than the last
+/// one, and by no second copy. Clauses 2 and 8.
+pub async fn token_that_the_caller_names_must_be_larger(harness: &dyn Harness) {
+    let store = harness.store().await;
+    let can = store.capabilities();
+    if !can.reserves {
+        let error = store.reserve(Reserve::new(Vec::new(), PATIENCE)).await.expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        return;
+    }
+    let modes = [Mode::Exclusive, Mode::Read, Mode::Write];
+    for mode in modes.into_iter().filter(|mode| can.supports(*mode)) {
+        let mut party = Party::new(harness, &unique("named")).await.to(mode);
+        let other = HolderId::new(uuid::Uuid::new_v4(), 1);
+        party.fencing = Some(Fencing::proposal());
+        let first = granted(party.acquire().await).fence.expect("a proposal");
+        let again = granted(party.acquire().await).fence.expect("a proposal");
+        assert!(again >= first, "{mode:?}: {again} after {first}");
+        let gone = reserve(&party, other, first).await;
+        assert!(matches!(gone, TokenVerdict::NotYours(_)), "{mode:?}: {gone:?}");
+        assert_eq!(reserve(&party, party.holder, first).await, TokenVerdict::Stored, "{mode:?}");
+        let last = first + u64::from(BLOCK) - 1;
+        for late in [first, first - 1, last] {
+            let verdict = reserve(&party, party.holder, late).await;
+            assert_eq!(verdict, TokenVerdict::outrun(last), "{mode:?}");
+        }
+        assert!(granted(party.acquire().await).fence > Some(last), "{mode:?}");
+        assert_eq!(released(party.release(0).await), None);
+        let late = reserve(&party, party.holder, last + 1).await;
+        assert!(matches!(late, TokenVerdict::NotYours(_)), "{mode:?}: {late:?}");
+        // A grant of the store itself goes on behind it.
+        party.fencing = Some(Fencing::new(BLOCK, Some(LONG)));
+        assert!(granted(party.again().acquire().await).fence > Some(last), "{mode:?}");
+        assert_eq!(released(party.release(0).await), None);
+    }
 }

@@ -89,6 +89,9 @@ macro_rules! delegate_store {
             @async subscribe $store Wait, Option<::leasehold::store::Wakeups>
         );
     };
+    (@reserve $store:tt) => {
+        $crate::delegate_store!(@async reserve $store Reserve, ::leasehold::store::Reserved);
+    };
     (@want $store:tt) => { $crate::delegate_store!(@async want $store Want, bool); };
     // As `async_trait` writes it: that sees no method that a macro writes.
     (@async $method:ident $store:tt $request:ident, $output:ty) => {

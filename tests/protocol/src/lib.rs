@@ -19,6 +19,8 @@
 //! | `Client::hand_off` | `engine/hold/handoff.rs`, `State::may_hand_off`: bounded, only what is sure, with a reserved fencing token |
 //! | `Client::tick` | `State::expire`: told at C, and no renewal after it; over at D |
 //!
+//! The fencing tokens of a quorum have a model of their own, [`tokens`].
+//!
 //! What must be so is in [`properties`]. `tests/stores/protocol.rs` checks it with all rules, then drops one rule each, and
 //! sees the checker find what goes wrong: a model that cannot fail shows nothing.
 //!
@@ -28,6 +30,7 @@ mod client;
 pub mod properties;
 pub mod rules;
 mod server;
+pub mod tokens;
 mod world;
 
 pub use world::{Fault, Scope};

@@ -1,12 +1,12 @@
 //! Changes the mode of a hold at one node.
 
 use super::queue::bounded;
-use super::{Ballot, Node};
+use super::{Ballot, BallotAnswers, Node};
 use crate::error::{Fate, Result};
 use crate::store::quorum::holds::Holds;
 use crate::store::quorum::node_modes::unsettled;
-use crate::store::quorum::tally::{Answers, granted};
-use crate::store::{Acquire, Acquired, HolderId, Mode, Target};
+use crate::store::quorum::tally::granted;
+use crate::store::{Acquire, Acquired, Fencing, HolderId, Mode, Target};
 use std::sync::Arc;
 
 /// Changes the mode here. Changes the writer back into a reader unless the decision is to keep it.
@@ -16,7 +16,7 @@ pub(in crate::store::quorum) async fn convert(
     outer: HolderId,
     request: Acquire,
     mut ballot: Ballot<bool>,
-    answers: Answers<Acquired>,
+    answers: BallotAnswers,
 ) {
     // Kept to the end, so that no other change comes between.
     let mut head = node.queues.head(&request.target, request.holder).await;
@@ -28,16 +28,24 @@ pub(in crate::store::quorum) async fn convert(
         // An acquire that may still run could make a reader of it.
         return answers.send(node.index, Err(unsettled()));
     }
-    let verdict = change(&node, &holds, outer, &request).await;
+    let fencing = answers.round.as_ref().map(|_| Fencing::proposal());
+    let asked = Acquire { fencing, ..request.clone() };
+    let verdict = change(&node, &holds, outer, &asked).await;
     let may_have_changed = match &verdict {
         Ok(verdict) => granted(verdict),
         Err(error) => error.fate() != Fate::NotExecuted,
     };
     let vote = match verdict {
-        Ok(Acquired::Granted { .. }) => node.check(&request, &ballot).await.and(verdict),
+        Ok(Acquired::Granted { .. }) if answers.round.is_none() => {
+            node.check(&request, &ballot).await.and(verdict)
+        }
         verdict => verdict,
     };
+    let proposed = vote.as_ref().is_ok_and(granted);
     answers.send(node.index, vote);
+    if proposed && let Some(round) = answers.round {
+        node.store_tokens(&request, &mut ballot, round).await;
+    }
     let keeps = ballot.decided().await == Some(true);
     if writes && may_have_changed && !keeps {
         let target = Target::new(request.target.name.clone(), Mode::Read);

@@ -9,24 +9,27 @@ mod coalesce;
 pub(super) mod convert;
 pub(super) mod queue;
 mod repair;
+mod reserve;
 pub(super) mod same_server;
 pub(super) mod sweep;
 mod voters;
 
 use super::holds::{Holds, KeyNodes};
 use super::node_modes::{either, stray};
-use super::tally::Answers;
+use super::tally::{Answers, granted};
+use super::tokens::{SecondRound, TokenVote};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, HolderId, Mode, Release, Released, RenewBatch, RenewCall, Renewed,
-    Store, Uptime,
+    Absence, Acquire, Acquired, Fencing, HolderId, Mode, Release, Released, RenewBatch, RenewCall,
+    Renewed, Reservation, Store, TokenVerdict, Uptime,
 };
 use crate::util::sync::Mutex;
 use admission::{Admission, Permit, refused};
 use coalesce::Coalesced;
 use queue::{NameQueues, bounded, timed_out};
 use repair::{Repair, heal, set_right};
+use reserve::Reservations;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -45,6 +48,7 @@ pub(super) struct Node {
     pub(super) queues: Arc<NameQueues>,
     pub(super) admission: Arc<Admission>,
     uptimes: Coalesced<Reported>,
+    reservations: Reservations,
     pub(super) closing: CancellationToken,
     /// Whether it did not answer the last acquire. Then the next one does not wait long for it.
     silent: AtomicBool,
@@ -67,6 +71,27 @@ pub(super) struct Ballot<T> {
     /// The decision, once it is made.
     pub(super) decision: watch::Receiver<Option<T>>,
     pub(super) voters: Arc<Voters>,
+}
+
+/// Where a node sends its answers to an acquire.
+pub(super) struct BallotAnswers {
+    pub(super) verdicts: Answers<Acquired>,
+    /// The second round, if the grant is to have a fencing token.
+    pub(super) round: Option<SecondRound>,
+}
+
+impl BallotAnswers {
+    /// Sends the vote of the first round. One that is no grant is that of the second round, too.
+    fn send(&self, node: usize, vote: Result<Acquired>) {
+        if let Some(round) = &self.round
+            && !vote.as_ref().is_ok_and(granted)
+        {
+            let message = "it has not granted the name";
+            let none = || Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted);
+            round.votes.send(node, Err(vote.as_ref().err().cloned().unwrap_or_else(none)));
+        }
+        self.verdicts.send(node, vote);
+    }
 }
 
 impl<T: Clone> Ballot<T> {
@@ -96,8 +121,19 @@ impl Node {
         let admission = Arc::default();
         let queues = NameQueues::new(Arc::clone(&store), clock.clone(), Arc::clone(&admission));
         let queues = Arc::new(queues);
-        let (uptimes, silent, server) = Default::default();
-        Self { index, store, clock, queues, admission, uptimes, closing, silent, server }
+        let (uptimes, reservations, silent, server) = Default::default();
+        Self {
+            index,
+            store,
+            clock,
+            queues,
+            admission,
+            uptimes,
+            reservations,
+            closing,
+            silent,
+            server,
+        }
     }
 
     /// Returns the holder id of a hold at this node. Each node has its own, so that a server behind the addresses of two
@@ -139,7 +175,7 @@ impl Node {
         ballot: Ballot<bool>,
         key_nodes: KeyNodes,
         counts: bool,
-        answers: Answers<Acquired>,
+        answers: BallotAnswers,
     ) {
         let limit = request.timeout;
         match self.admission.admit(self.clock.now(), limit) {
@@ -162,8 +198,10 @@ impl Node {
         key_nodes: KeyNodes,
         permit: Permit,
         counts: bool,
-        answers: Answers<Acquired>,
+        answers: BallotAnswers,
     ) {
+        let fencing = answers.round.as_ref().map(|_| Fencing::proposal());
+        let request = &Acquire { fencing, ..request.clone() };
         let target = &request.target;
         let holder = request.holder;
         let limit = request.timeout;
@@ -186,7 +224,9 @@ impl Node {
         }
         let vote = match verdict {
             Ok(Acquired::Granted { .. }) if !counts => Err(stray()),
-            Ok(Acquired::Granted { .. }) => self.check(request, &ballot).await.and(verdict),
+            Ok(Acquired::Granted { .. }) if answers.round.is_none() => {
+                self.check(request, &ballot).await.and(verdict)
+            }
             Ok(Acquired::Held { .. }) if own_left => {
                 let message = "an earlier key of our own may still be there";
                 Err(Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted))
@@ -195,9 +235,13 @@ impl Node {
         };
         let silent = vote.as_ref().is_err_and(Error::is_unavailable);
         self.silent.store(silent, Ordering::Relaxed);
+        let proposed = vote.as_ref().is_ok_and(granted);
         answers.send(self.index, vote);
         if head.find(holder).is_none() {
             return;
+        }
+        if proposed && let Some(round) = answers.round {
+            self.store_tokens(request, &mut ballot, round).await;
         }
         if ballot.decided().await == Some(true) {
             head.keep(holder);
@@ -385,6 +429,53 @@ impl Node {
             self.count(&reported, &ballot.voters)
         } else {
             Ok(())
+        }
+    }
+
+    /// Stores each fencing token that the ballot chooses, until it is decided.
+    pub(super) async fn store_tokens(
+        &self,
+        request: &Acquire,
+        ballot: &mut Ballot<bool>,
+        mut round: SecondRound,
+    ) {
+        loop {
+            let first = tokio::select! {
+                biased;
+                _ = ballot.decided() => return,
+                first = round.chosen() => first,
+            };
+            let vote = self.store_token(request, ballot, round.fencing, first).await;
+            if vote.as_ref().is_err_and(Error::is_unavailable) {
+                self.silent.store(true, Ordering::Relaxed);
+            }
+            round.votes.send(self.index, vote);
+        }
+    }
+
+    /// Stores a fencing token here, and returns an error unless the grant of this node counts.
+    async fn store_token(
+        &self,
+        request: &Acquire,
+        ballot: &Ballot<bool>,
+        fencing: Fencing,
+        first: u64,
+    ) -> Result<TokenVote> {
+        let limit = request.timeout;
+        let item = Reservation::new(request.target.clone(), request.holder, first, fencing);
+        let ask = self.reservations.send(&*self.store, &self.clock, item, limit);
+        let (reported, verdict) = timeout(limit, ask).await.unwrap_or_else(|_| Err(timed_out()))?;
+        reported.check_age(request.ttl, ballot.sent)?;
+        if request.target.mode == Mode::Read {
+            self.count(&reported, &ballot.voters)?;
+        }
+        match verdict? {
+            TokenVerdict::Stored => Ok(TokenVote::Stored { first }),
+            TokenVerdict::Outrun { last } => Ok(TokenVote::Outrun { first, last }),
+            TokenVerdict::NotYours(_) => {
+                let message = "it no longer has what it has granted a moment ago";
+                Err(Error::new(ErrorKind::Unavailable, message).with_fate(Fate::Executed))
+            }
         }
     }
 

@@ -1,9 +1,9 @@
--- Acquires a lock, or grants it again to the holder that has it. A script includes `fence.lua` and
--- `grant.lua` after it.
+-- Acquires a lock, or grants it again to the holder that has it. A script includes `propose.lua`,
+-- `fence.lua` and `grant.lua` after it.
 --
 -- The body of `acquire_function.lua`, and the end of `acquire_alone.lua`. They define its arguments:
 -- lock, a hash of one field: holder id -> hold count; fence, a string: the last reserved fencing token (nil: none is reserved); holder, the
--- id; ttl in ms; block, the number of fencing tokens to reserve; retention, the time in ms to
+-- id; ttl in ms; block, the number of fencing tokens to reserve (0: one is proposed, see `propose.lua`); retention, the time in ms to
 -- remember the last of them (0: forever) once the clock has passed it; up to a twentieth less, and longer if the key has
 -- a longer time to live or none; span, a twentieth of it in microseconds. They also define three values that all acquires of a call share: now, the server's time in microseconds;
 -- newest, as text, the last fencing token of a block that begins there; and vacant: no key of a lock is there.
@@ -31,7 +31,7 @@ if not free then
     end
     return -4 - left
   end
-  if fence then
+  if fence and block > 0 then
     doing = 'GET'
     last = tonumber(call('GET', fence))
     -- Another client may have set it to less than a block. A comparison with NaN is false.

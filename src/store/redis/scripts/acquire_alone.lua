@@ -19,9 +19,9 @@ if fence then
   span = kept * 50
 end
 if not (number % 1 == 0 and number >= 1 and number <= LONGEST_TTL
-  and block % 1 == 0 and block >= 1 and block <= 1000000
+  and block % 1 == 0 and block >= 0 and block <= 1000000
   and kept % 1 == 0 and kept >= 0 and kept <= 9007199254740991) then
   return redis.error_reply('LEASEHOLD bad argument: ' .. table.concat(ARGV, ' ', 2))
 end
 
--- @include acquire, fence, grant
+-- @include acquire, propose, fence, grant

@@ -8,5 +8,5 @@
 local ttl, block, retention, span, now, newest, vacant
 
 local function acquire(lock, fence, holder)
-  -- @include acquire, fence, grant
+  -- @include acquire, propose, fence, grant
 end

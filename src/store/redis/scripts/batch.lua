@@ -27,7 +27,7 @@ local function set(new_ttl, new_block, new_retention)
   whole(new_ttl, 1, LONGEST_TTL)
   span = whole(new_retention, 0, 9007199254740991) * 50
   ttl, retention = new_ttl, new_retention
-  block, newest = whole(new_block, 1, 1000000), nil
+  block, newest = whole(new_block, 0, 1000000), nil
   unset = nil
 end
 

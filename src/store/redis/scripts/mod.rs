@@ -11,6 +11,7 @@ pub(super) mod permits;
 pub(super) mod reply;
 pub(super) mod rw;
 pub(super) mod set;
+pub(super) mod tokens;
 
 use crate::store::HolderId;
 use crate::store::connect::remote::Replicas;
@@ -125,6 +126,7 @@ pub(super) static BY_TEXT: LazyLock<Script> = LazyLock::new(|| Script {
     sha: OnceLock::from("0".repeat(40)),
 });
 pub(super) static AGE: Script = script!("age");
+pub(super) static RESERVE: Script = script!("reserve");
 
 /// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
 /// the rest of the call.

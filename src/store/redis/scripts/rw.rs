@@ -30,7 +30,9 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire) -> ScriptCall {
     if let Some(fencing) = request.fencing {
         call.key(&keys.fence(&target.name));
         // A reader is not handed off.
-        call.number(if target.mode == Mode::Write { fencing.block.into() } else { 1 });
+        call.number(
+            if target.mode == Mode::Write { fencing.block } else { fencing.block.min(1) }.into(),
+        );
         call.number(fencing.retention.map_or(0, millis));
     }
     call

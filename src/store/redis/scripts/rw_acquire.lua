@@ -27,7 +27,7 @@ local function run()
     error('LEASEHOLD bad argument ' .. ARGV[3], 0)
   end
   if fence then
-    block, retention = whole(ARGV[7], 1, 1000000), ARGV[8]
+    block, retention = whole(ARGV[7], 0, 1000000), ARGV[8]
     span = whole(retention, 0, 9007199254740991) * 50
   end
 
@@ -67,13 +67,13 @@ local function run()
     elseif writes and not wrote then
       -- A late copy: the holder has changed its mode since.
       return -4 - left
-    elseif fence and wrote then
+    elseif fence and block > 0 and wrote then
       doing = 'GET'
       last = tonumber(call('GET', fence))
       if last and last >= block and last <= GROWS then
         first = last - last % 1 - block + 1
       end
-    elseif fence then
+    elseif fence and block > 0 then
       -- Other readers have reserved tokens since. Beside a reader that has none of its own, such as that of an older client,
       -- a new one is reserved.
       doing = 'GET'
@@ -125,7 +125,7 @@ local function run()
     leaves = by == manager
     fresh = true
   end
-  -- @include fence, rw_grant
+  -- @include propose, fence, rw_grant
 end
 
 -- @include run

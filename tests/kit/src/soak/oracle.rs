@@ -467,9 +467,7 @@ impl Case<'_> {
                 let reads = lease.mode == Mode::Read;
                 match if reads { writer } else { greatest } {
                     Some(before) if self.comes_too_late(before, lease) => {
-                        if self.rules.fenced
-                            && self.unexcused(before, (belief.0, belief.0 + 1)).is_some()
-                        {
+                        if self.unexcused(before, (belief.0, belief.0 + 1)).is_some() {
                             let text = format!(
                                 "{name}: {} was granted fence {} after {} had {}",
                                 lease.words(),
@@ -504,10 +502,6 @@ impl Case<'_> {
     }
 
     fn updates(&mut self) {
-        if !self.rules.fenced {
-            // Who is late between his check and his write is refused by nobody.
-            return;
-        }
         let mut last: HashMap<&str, (u64, u64)> = HashMap::new();
         for Event { at, who, what } in self.history {
             let What::Wrote { name, value, fence } = what else { continue };

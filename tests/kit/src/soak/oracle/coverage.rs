@@ -42,7 +42,7 @@ impl Case<'_> {
                 .filter(|(on, ..)| self.settings.values().any(|setting| setting.server == *on));
             servers.filter(|(_, of, _)| of.split('(').next() == Some(kind)).count() as u64
         };
-        let Rules { fenced, handed_off, sent_twice, behind_proxies, must_strike, .. } = self.rules;
+        let Rules { handed_off, sent_twice, behind_proxies, must_strike, .. } = self.rules;
         let mut coverage = vec![
             ("losses told", losses.count() as u64),
             ("blips survived (at risk, then held)", survived.count() as u64),
@@ -54,7 +54,7 @@ impl Case<'_> {
         // What cannot happen on a store, or not be seen there, is not asked for.
         for (is_asked, what, times) in [
             (handed_off, "hand-offs in memory", chains),
-            (fenced, "smaller fences refused", count(|what| matches!(what, What::Refused { .. }))),
+            (true, "smaller fences refused", count(|what| matches!(what, What::Refused { .. }))),
             (sent_twice, "requests sent twice", seen("requests sent twice")),
             (behind_proxies, "replies or requests lost", seen("replies or requests lost")),
             (behind_proxies, "reconnects", seen("reconnects")),

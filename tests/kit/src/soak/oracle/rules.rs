@@ -2,8 +2,6 @@
 
 #[derive(Clone, Copy)]
 pub struct Rules {
-    /// Whether a grant has a fencing token.
-    pub fenced: bool,
     /// Whether a writer that becomes a reader keeps its token, and shares it.
     pub kept_by_downgrade: bool,
     /// Whether a lease is handed on in memory, and it can be seen by its fencing token.
@@ -31,7 +29,6 @@ const SECOND: u64 = 1_000_000_000;
 pub const LONG_RUN: u64 = 300;
 
 const REDIS: Rules = Rules {
-    fenced: true,
     kept_by_downgrade: false,
     handed_off: true,
     reported_without_grace: false,
@@ -58,8 +55,7 @@ impl Rules {
     pub fn of(store: &str) -> Self {
         match store {
             "quorum" => Self {
-                fenced: false,
-                handed_off: false,
+                rare: LATE_WRITES,
                 // The node that forgot was one of the two that had it: the rest is given back at once.
                 reported_without_grace: true,
                 // A node that was restarted counts again when it is as old as the time to live, in whole seconds.

@@ -19,7 +19,7 @@ impl Case<'_> {
 
     /// Readers of two processes have two grants, and so two fencing tokens.
     pub(super) fn strange_reader(&self, one: &Lease, other: &Lease, both: Span) -> Option<Found> {
-        let same = self.rules.fenced && one.fence == other.fence && one.mode == Mode::Read;
+        let same = one.fence == other.fence && one.mode == Mode::Read;
         if !same || slot(&one.who) == slot(&other.who) {
             return None;
         }

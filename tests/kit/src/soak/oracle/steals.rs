@@ -20,8 +20,8 @@ impl Case<'_> {
             for (stolen, thief) in leases.iter().filter(|(_, lease)| lease.how == "steal") {
                 for (granted, old) in &leases {
                     let before = *granted < thief.asked;
-                    let is_first = self.rules.fenced && before && old.fence >= thief.fence;
-                    let is_old = if self.rules.fenced { old.fence < thief.fence } else { before };
+                    let is_first = before && old.fence >= thief.fence;
+                    let is_old = old.fence < thief.fence;
                     let until = old.believed.map_or(0, |believed| believed.1).max(*stolen);
                     let is_late = is_old && until > stolen + bound;
                     // What was taken away, or granted by a primary that was replaced, has no order.

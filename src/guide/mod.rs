@@ -38,6 +38,9 @@ pub mod stores {}
 #[doc = include_str!("redis.md")]
 pub mod redis {}
 
+#[doc = include_str!("plain-locks.md")]
+pub mod plain_locks {}
+
 #[doc = include_str!("servers.md")]
 pub mod servers {}
 

@@ -20,6 +20,7 @@ pub use connect::credentials::{
     Credentials, CredentialsProvider, CredentialsRequest, PasswordFile,
 };
 pub use connect::options::ConnectOptions;
+pub use connect::layout::Layout;
 pub use connect::preflight::{Check, Finding, Preflight, Unfit};
 pub use connect::tls::TlsLibrary;
 pub use contract::capabilities::{Capabilities, Line};

@@ -50,7 +50,7 @@ include!("../../src/store/redis/scripts/compose.rs");
 
 /// Returns the text of a script for one server.
 fn script(name: &str) -> String {
-    compose(&lua_files!("../../src/store/redis/scripts/"), name, "publish")
+    compose(&lua_files!("../../src/store/redis/scripts/"), name, Form { layout: "", publish: "publish" })
 }
 
 fn exists(server: &Server, key: &str) -> bool {

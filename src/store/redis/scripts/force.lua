@@ -8,31 +8,21 @@
 -- Twice is harmless: the second run finds nothing, or does what was requested again. A key that is not a hash stays,
 -- because HEXISTS fails on it. A read-write lock stays, too. A note that the server refuses is left out.
 
--- @include common, check, publish, noted, note, wake_function
+-- @include common, check, publish, holder_of, noted, note, wake_function
 
 local function force(lock)
-  doing = 'HEXISTS'
-  if call('HEXISTS', lock, 'mode') == 1 then
-    error(redis.error_reply(READ_WRITE))
-  end
-  local holder
-  if ARGV[6] then
-    doing = 'HGETALL'
-    holder = call('HGETALL', lock)[1]
-    if not holder or holder ~= ARGV[6] and string.sub(holder, 1, #ARGV[6] + 1) ~= ARGV[6] .. '.' then
-      return { 0 }
-    end
-  elseif ARGV[1] then
-    holder = try('HGETALL', lock)[1]
+  local holder = holder_of(lock)
+  if ARGV[6] and (not holder or holder ~= ARGV[6] and string.sub(holder, 1, #ARGV[6] + 1) ~= ARGV[6] .. '.') then
+    return { 0 }
   end
   doing = 'DEL'
   local deleted = call('DEL', lock)
-  if holder and ARGV[1] ~= '' then
+  if holder and ARGV[1] and ARGV[1] ~= '' then
     pcall(leave_note, note_of(lock), ARGV[1], holder, '', ARGV[2], ARGV[3], '0')
     tell(ARGV[4], holder, 'verify ' .. ARGV[5])
   end
   wake(lock)
-  return { deleted, holder }
+  return { deleted, ARGV[1] and holder }
 end
 
 local done, reply = pcall(force, KEYS[1])

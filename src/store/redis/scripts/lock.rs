@@ -2,7 +2,7 @@
 
 use super::keys::Keys;
 use super::reply::{self, Code, Element};
-use super::{ACQUIRE, Script, ScriptCall, Scripts, millis, modes};
+use super::{Script, ScriptCall, Scripts, millis, modes};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::remote::Replicas;
@@ -217,7 +217,7 @@ impl Request for Acquire {
         call.number(millis(self.ttl));
         write_fence(self, &codec.keys, &mut call);
         call.wait = codec.replicas;
-        Some((&ACQUIRE, call))
+        Some((&codec.scripts.acquire, call))
     }
 
     fn with_one_key(&self, _codec: &Codec) -> Option<(&'static Script, ScriptCall)> {
@@ -414,6 +414,7 @@ pub(in crate::store::redis) fn renewed(
 mod tests {
     use super::*;
     use crate::store::Mark;
+    use crate::store::connect::layout::Layout;
     use crate::store::Target;
     use crate::util::trace;
 
@@ -445,7 +446,7 @@ mod tests {
     fn codec(replicas: Option<Replicas>) -> Codec {
         Codec {
             keys: Keys::new(""),
-            scripts: &crate::store::redis::scripts::PLAIN,
+            scripts: Scripts::of(Layout::Redisson, false),
             replicas,
             own_listeners: Arc::new(|_| 0),
         }

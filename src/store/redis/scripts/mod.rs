@@ -13,6 +13,7 @@ pub(super) mod rw;
 pub(super) mod set;
 
 use crate::store::HolderId;
+use crate::store::connect::layout::Layout;
 use crate::store::connect::remote::Replicas;
 use std::fmt;
 use std::ops::Range;
@@ -35,15 +36,20 @@ static FILES: &[LuaFile] = &lua_files!("./");
 /// Makes the script of a Lua file.
 macro_rules! script {
     ($name:literal) => {
-        script!($name, "publish")
+        script!($name, Form { layout: "", publish: "publish" })
     };
-    ($name:literal, $publish:literal) => {
-        Script { source: LazyLock::new(|| compose(FILES, $name, $publish)), sha: OnceLock::new() }
+    ($name:literal, $form:expr) => {
+        Script { source: LazyLock::new(|| compose(FILES, $name, $form)), sha: OnceLock::new() }
     };
 }
 
-/// The scripts that wake waiters, in two variants.
+/// The scripts that depend on the layout of locks, or wake waiters. All forms of a script have the same arguments and replies, so
+/// nothing else knows of layouts.
 pub(super) struct Scripts {
+    pub(super) acquire: Script,
+    pub(super) acquire_all: Script,
+    pub(super) renew: Script,
+    pub(super) inspect: Script,
     pub(super) release: Script,
     pub(super) batch: Script,
     pub(super) force: Script,
@@ -74,41 +80,59 @@ impl Scripts {
     }
 }
 
-/// Makes the scripts that wake waiters by the verb of a part.
+/// Makes the scripts of a form.
 macro_rules! scripts {
-    ($publish:literal, $sharded:literal) => {
+    ($form:expr, $sharded:literal) => {
         Scripts {
             sharded: $sharded,
-            annotate: script!("annotate", $publish),
-            release: script!("release_alone", $publish),
-            batch: script!("batch", $publish),
-            force: script!("force", $publish),
-            rw_acquire: script!("rw_acquire", $publish),
-            rw_release: script!("rw_release", $publish),
-            rw_force: script!("rw_force", $publish),
-            rw_leave: script!("rw_leave", $publish),
-            permits_acquire: script!("permits_acquire", $publish),
-            permits_release: script!("permits_release", $publish),
-            permits_renew: script!("permits_renew", $publish),
-            permits_force: script!("permits_force", $publish),
-            permits_resize: script!("permits_resize", $publish),
-            release_keep: script!("release_keep", $publish),
-            line_acquire: script!("line_acquire", $publish),
-            line_release: script!("line_release", $publish),
-            line_leave: script!("line_leave", $publish),
-            steal: script!("steal", $publish),
-            want: script!("want", $publish),
+            acquire: script!("acquire_alone", $form),
+            acquire_all: script!("acquire_all", $form),
+            renew: script!("renew", $form),
+            inspect: script!("inspect", $form),
+            annotate: script!("annotate", $form),
+            release: script!("release_alone", $form),
+            batch: script!("batch", $form),
+            force: script!("force", $form),
+            rw_acquire: script!("rw_acquire", $form),
+            rw_release: script!("rw_release", $form),
+            rw_force: script!("rw_force", $form),
+            rw_leave: script!("rw_leave", $form),
+            permits_acquire: script!("permits_acquire", $form),
+            permits_release: script!("permits_release", $form),
+            permits_renew: script!("permits_renew", $form),
+            permits_force: script!("permits_force", $form),
+            permits_resize: script!("permits_resize", $form),
+            release_keep: script!("release_keep", $form),
+            line_acquire: script!("line_acquire", $form),
+            line_release: script!("line_release", $form),
+            line_leave: script!("line_leave", $form),
+            steal: script!("steal", $form),
+            want: script!("want", $form),
         }
     };
 }
 
-pub(super) static PLAIN: Scripts = scripts!("publish", false);
+/// The prefix of the files of [`Layout::Plain`].
+const PLAIN: &str = "plain_";
+
+static REDISSON: Scripts = scripts!(Form { layout: "", publish: "publish" }, false);
 /// For a cluster, where a message stays among the servers of its slot.
-pub(super) static SHARDED: Scripts = scripts!("publish_shard", true);
-pub(super) static ACQUIRE: Script = script!("acquire_alone");
-pub(super) static ACQUIRE_ALL: Script = script!("acquire_all");
-pub(super) static RENEW: Script = script!("renew");
-pub(super) static INSPECT: Script = script!("inspect");
+static REDISSON_SHARDED: Scripts = scripts!(Form { layout: "", publish: "publish_shard" }, true);
+static STRINGS: Scripts = scripts!(Form { layout: PLAIN, publish: "publish" }, false);
+static STRINGS_SHARDED: Scripts = scripts!(Form { layout: PLAIN, publish: "publish_shard" }, true);
+
+impl Scripts {
+    /// Returns the scripts of a layout. `sharded`: whether messages stay among the servers of their slot.
+    pub(super) fn of(layout: Layout, sharded: bool) -> &'static Self {
+        match (layout, sharded) {
+            (Layout::Redisson, false) => &REDISSON,
+            (Layout::Redisson, true) => &REDISSON_SHARDED,
+            (Layout::Plain, false) => &STRINGS,
+            (Layout::Plain, true) => &STRINGS_SHARDED,
+        }
+    }
+}
+
 pub(super) static METADATA: Script = script!("metadata");
 pub(super) static DESCRIBE: Script = script!("describe");
 pub(super) static OWNER: Script = script!("owner");
@@ -259,22 +283,37 @@ mod tests {
             .collect();
         let known: BTreeSet<String> = FILES.iter().map(|file| file.name.to_owned()).collect();
         assert_eq!(found, known);
-        for name in known {
-            let text = compose(FILES, &name, "publish_shard");
+        for (name, layout) in known.iter().flat_map(|name| [(name, ""), (name, PLAIN)]) {
+            let text = compose(FILES, name, Form { layout, publish: "publish_shard" });
             assert!(
                 !text.contains("error('there is no ") && !text.contains("@include"),
                 "{name}: {text}"
             );
         }
-        assert!(compose(FILES, "nothing", "publish").contains("there is no nothing.lua"));
+        let form = Form { layout: PLAIN, publish: "publish" };
+        assert!(compose(FILES, "nothing", form).contains("there is no nothing.lua"));
     }
 
     #[test]
     fn message_stays_among_the_servers_of_its_slot_in_a_cluster() {
-        for (scripts, verb) in [(&PLAIN, "'PUBLISH'"), (&SHARDED, "'SPUBLISH'")] {
-            let text: &str = &scripts.release.source;
-            assert_eq!(text.matches("local publish = ").count(), 1);
-            assert!(text.contains(&format!("local publish = {verb}")), "{text}");
+        for layout in [Layout::Redisson, Layout::Plain] {
+            for (sharded, verb) in [(false, "'PUBLISH'"), (true, "'SPUBLISH'")] {
+                let text: &str = &Scripts::of(layout, sharded).release.source;
+                assert_eq!(text.matches("local publish = ").count(), 1);
+                assert!(text.contains(&format!("local publish = {verb}")), "{text}");
+            }
         }
+    }
+
+    /// A plain lock is a string: no script of one uses a command of hashes on it.
+    #[test]
+    fn layout_chooses_the_files_of_its_parts() {
+        let scripts = Scripts::of(Layout::Plain, false);
+        let all = [&scripts.acquire, &scripts.acquire_all, &scripts.batch, &scripts.release, &scripts.renew];
+        for script in all {
+            assert!(!script.source.contains("('H") || script.source.contains("note_of"), "{}", *script.source);
+            assert!(!script.source.contains("HEXISTS"), "{}", *script.source);
+        }
+        assert!(Scripts::of(Layout::Redisson, false).release.source.contains("HDEL"));
     }
 }

@@ -148,10 +148,8 @@ impl Capabilities {
             Mode::Read | Mode::Write => self.against_read_write,
             Mode::Permits { .. } => self.against_permits,
         };
-        reason.map_or_else(
-            || mode.unsupported(),
-            |reason| Error::new(ErrorKind::Unsupported, reason),
-        )
+        reason
+            .map_or_else(|| mode.unsupported(), |reason| Error::new(ErrorKind::Unsupported, reason))
     }
 
     /// Sets [`fencing`](Self::fencing).

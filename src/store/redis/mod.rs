@@ -19,10 +19,10 @@ use super::connect::options::{Common, in_task};
 use super::connect::remote::Replicas;
 use super::contract::mode::Kind;
 use super::{
-    About, Acquire, Acquired, Annotate, Arrival, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
-    Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    RenewCall, Renewal, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime,
-    Wait, Wakeups, Want, failed,
+    About, Acquire, Acquired, Annotate, Arrival, Capabilities, ConnectOptions, Describe, Ends,
+    ForceRelease, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
+    RenewBatch, RenewCall, Renewal, Renewed, Resize, SetVerdicts, Signal, Store, StoreFuture,
+    Topic, Uptime, Wait, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -34,9 +34,7 @@ use scripts::lock::Codec;
 use scripts::permits::{MOST_PERMITS, too_many};
 use scripts::reply::Element;
 use scripts::set::AcquireAll;
-use scripts::{
-    AGE, Script, ScriptCall, Scripts, line, managers, metadata, modes, notes,
-};
+use scripts::{AGE, Script, ScriptCall, Scripts, line, managers, metadata, modes, notes};
 use send::batch::{BATCH_SIZE, RuntimeBatchers};
 use send::renew::RenewContext;
 use std::fmt;

@@ -11,18 +11,25 @@
 -- @include common, check, publish, holder_of, noted, note, wake_function
 
 local function force(lock)
-  local holder = holder_of(lock)
-  if ARGV[6] and (not holder or holder ~= ARGV[6] and string.sub(holder, 1, #ARGV[6] + 1) ~= ARGV[6] .. '.') then
-    return { 0 }
+  check_kind(lock)
+  local holder
+  if ARGV[6] then
+    holder = holder_of(lock)
+    if not holder or holder ~= ARGV[6] and string.sub(holder, 1, #ARGV[6] + 1) ~= ARGV[6] .. '.' then
+      return { 0 }
+    end
+  elseif ARGV[1] then
+    local found, there = pcall(holder_of, lock)
+    holder = found and there or nil
   end
   doing = 'DEL'
   local deleted = call('DEL', lock)
-  if holder and ARGV[1] and ARGV[1] ~= '' then
+  if holder and ARGV[1] ~= '' then
     pcall(leave_note, note_of(lock), ARGV[1], holder, '', ARGV[2], ARGV[3], '0')
     tell(ARGV[4], holder, 'verify ' .. ARGV[5])
   end
   wake(lock)
-  return { deleted, ARGV[1] and holder }
+  return { deleted, holder }
 end
 
 local done, reply = pcall(force, KEYS[1])

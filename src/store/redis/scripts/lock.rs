@@ -217,6 +217,8 @@ impl Request for Acquire {
         call.number(millis(self.ttl));
         write_fence(self, &codec.keys, &mut call);
         call.wait = codec.replicas;
+        call.set_first =
+            codec.scripts.acquires_by_set && self.fencing.is_none() && codec.replicas.is_none();
         Some((&codec.scripts.acquire, call))
     }
 
@@ -414,8 +416,8 @@ pub(in crate::store::redis) fn renewed(
 mod tests {
     use super::*;
     use crate::store::Mark;
-    use crate::store::connect::layout::Layout;
     use crate::store::Target;
+    use crate::store::connect::layout::Layout;
     use crate::util::trace;
 
     #[test]

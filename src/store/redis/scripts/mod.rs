@@ -69,6 +69,9 @@ pub(super) struct Scripts {
     pub(super) annotate: Script,
     /// Whether messages stay among the servers of their slot.
     pub(super) sharded: bool,
+    /// Whether `SET NX PX` acquires a free name without a fencing token as [`acquire`](Self::acquire) does. It costs the server
+    /// a third of the script.
+    pub(super) acquires_by_set: bool,
     pub(super) steal: Script,
     pub(super) want: Script,
 }
@@ -82,44 +85,46 @@ impl Scripts {
 
 /// Makes the scripts of a form.
 macro_rules! scripts {
-    ($form:expr, $sharded:literal) => {
+    ($form:expr) => {{
+        const FORM: Form = $form;
         Scripts {
-            sharded: $sharded,
-            acquire: script!("acquire_alone", $form),
-            acquire_all: script!("acquire_all", $form),
-            renew: script!("renew", $form),
-            inspect: script!("inspect", $form),
-            annotate: script!("annotate", $form),
-            release: script!("release_alone", $form),
-            batch: script!("batch", $form),
-            force: script!("force", $form),
-            rw_acquire: script!("rw_acquire", $form),
-            rw_release: script!("rw_release", $form),
-            rw_force: script!("rw_force", $form),
-            rw_leave: script!("rw_leave", $form),
-            permits_acquire: script!("permits_acquire", $form),
-            permits_release: script!("permits_release", $form),
-            permits_renew: script!("permits_renew", $form),
-            permits_force: script!("permits_force", $form),
-            permits_resize: script!("permits_resize", $form),
-            release_keep: script!("release_keep", $form),
-            line_acquire: script!("line_acquire", $form),
-            line_release: script!("line_release", $form),
-            line_leave: script!("line_leave", $form),
-            steal: script!("steal", $form),
-            want: script!("want", $form),
+            sharded: matches!(FORM.publish.as_bytes(), b"publish_shard"),
+            acquires_by_set: !FORM.layout.is_empty(),
+            acquire: script!("acquire_alone", FORM),
+            acquire_all: script!("acquire_all", FORM),
+            renew: script!("renew", FORM),
+            inspect: script!("inspect", FORM),
+            annotate: script!("annotate", FORM),
+            release: script!("release_alone", FORM),
+            batch: script!("batch", FORM),
+            force: script!("force", FORM),
+            rw_acquire: script!("rw_acquire", FORM),
+            rw_release: script!("rw_release", FORM),
+            rw_force: script!("rw_force", FORM),
+            rw_leave: script!("rw_leave", FORM),
+            permits_acquire: script!("permits_acquire", FORM),
+            permits_release: script!("permits_release", FORM),
+            permits_renew: script!("permits_renew", FORM),
+            permits_force: script!("permits_force", FORM),
+            permits_resize: script!("permits_resize", FORM),
+            release_keep: script!("release_keep", FORM),
+            line_acquire: script!("line_acquire", FORM),
+            line_release: script!("line_release", FORM),
+            line_leave: script!("line_leave", FORM),
+            steal: script!("steal", FORM),
+            want: script!("want", FORM),
         }
-    };
+    }};
 }
 
 /// The prefix of the files of [`Layout::Plain`].
 const PLAIN: &str = "plain_";
 
-static REDISSON: Scripts = scripts!(Form { layout: "", publish: "publish" }, false);
+static REDISSON: Scripts = scripts!(Form { layout: "", publish: "publish" });
 /// For a cluster, where a message stays among the servers of its slot.
-static REDISSON_SHARDED: Scripts = scripts!(Form { layout: "", publish: "publish_shard" }, true);
-static STRINGS: Scripts = scripts!(Form { layout: PLAIN, publish: "publish" }, false);
-static STRINGS_SHARDED: Scripts = scripts!(Form { layout: PLAIN, publish: "publish_shard" }, true);
+static REDISSON_SHARDED: Scripts = scripts!(Form { layout: "", publish: "publish_shard" });
+static STRINGS: Scripts = scripts!(Form { layout: PLAIN, publish: "publish" });
+static STRINGS_SHARDED: Scripts = scripts!(Form { layout: PLAIN, publish: "publish_shard" });
 
 impl Scripts {
     /// Returns the scripts of a layout. `sharded`: whether messages stay among the servers of their slot.
@@ -160,6 +165,9 @@ pub(super) struct ScriptCall {
     pub(super) keys: usize,
     /// The replicas that must confirm it. The reply ends with the number of those that did.
     pub(super) wait: Option<Replicas>,
+    /// Whether `SET NX PX` is tried first, with the key and the two arguments of the call: if it says OK, the reply of the script
+    /// would be 0. Not with replicas.
+    pub(super) set_first: bool,
     /// Whether the caller retries with fewer keys if they are on two servers for a while.
     pub(super) divisible: bool,
 }
@@ -183,6 +191,7 @@ impl ScriptCall {
             words: Vec::with_capacity(items * 2 + 6),
             keys: 0,
             wait: None,
+            set_first: false,
             divisible: false,
         }
     }
@@ -309,9 +318,19 @@ mod tests {
     #[test]
     fn layout_chooses_the_files_of_its_parts() {
         let scripts = Scripts::of(Layout::Plain, false);
-        let all = [&scripts.acquire, &scripts.acquire_all, &scripts.batch, &scripts.release, &scripts.renew];
+        let all = [
+            &scripts.acquire,
+            &scripts.acquire_all,
+            &scripts.batch,
+            &scripts.release,
+            &scripts.renew,
+        ];
         for script in all {
-            assert!(!script.source.contains("('H") || script.source.contains("note_of"), "{}", *script.source);
+            assert!(
+                !script.source.contains("('H") || script.source.contains("note_of"),
+                "{}",
+                *script.source
+            );
             assert!(!script.source.contains("HEXISTS"), "{}", *script.source);
         }
         assert!(Scripts::of(Layout::Redisson, false).release.source.contains("HDEL"));

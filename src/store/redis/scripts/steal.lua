@@ -27,6 +27,7 @@ local function run()
   if left == -2 then
     return -1
   end
+  check_kind(lock)
   local there = holder_of(lock)
   if there == holder then
     -- @include fence_again

@@ -51,7 +51,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     };
     let leases = LeaseManager::builder()
         .layout(Layout::Plain)
-        // Nobody wakes us when the worker has gone.
+        // The worker wakes no waiter.
         .max_poll_interval(Duration::from_millis(5))
         .connect(&url)
         .await?;

@@ -1,6 +1,7 @@
-//! Keeps leases on a Redis server, or on a fleet of them, in the layout of Redisson's `RLock`.
+//! Keeps leases on a Redis server, or on a fleet of them, in the layout of Redisson's `RLock`, or as plain strings.
 //!
-//! The key (prefix + name) is a hash of one field, holder id -> hold count, with a time to live. Acquires
+//! The key (prefix + name) is a hash of one field, holder id -> hold count, with a time to live; in `Layout::Plain` it is a
+//! string, the holder id. The layout chooses the scripts and the capabilities, and nothing else. Acquires
 //! and releases go through one batcher for each runtime (in a cluster, also for each slot): requests that arrive while
 //! calls are in flight wait, and leave as one call. Renewals and subscriptions have connections of their own. In a fleet
 //! each server has its own connections, and the routes choose the server.

@@ -123,7 +123,7 @@ async fn run_special(
     let began = Instant::now();
     let command = CustomCommand::new_static("SET", ClusterHash::FirstKey, false);
     match client.with_options(&options(timeout)).custom_raw(command, call.setting()).await? {
-        // Somebody has the name: the script says who, and for how long.
+        // The name is not free: the script says for how long.
         Resp3Frame::Null => {
             let left = timeout.saturating_sub(began.elapsed());
             run_among(script, client, call, left, false).await

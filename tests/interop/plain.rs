@@ -133,8 +133,12 @@ impl World {
         let agent = peer.start(&servers);
         let world = Self { peer, agent, leases, servers };
         // A node of a quorum counts once it is older than the leases that it may have lost.
-        let lease = within(LONG, world.leases.lock("warm").lock()).await.expect("a lease");
-        lease.unlock().await.expect("a release");
+        within(LONG, async {
+            while world.leases.lock("warm").lock().await.is_err() {
+                tokio::time::sleep(T / 10).await;
+            }
+        })
+        .await;
         world
     }
 }

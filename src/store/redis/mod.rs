@@ -332,6 +332,9 @@ impl Store for RedisStore {
         match (request.ends, request.mark()) {
             (_, Err(error)) => failed(error),
             (Ends::Hold, Ok(_)) => self.batchers.send(request),
+            (Ends::Arrival, Ok(_)) if self.can.line == Line::Unordered => {
+                failed(Arrival::unsupported())
+            }
             (Ends::Arrival, Ok(_)) => line::release_arrival(self, request),
         }
     }

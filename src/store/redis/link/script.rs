@@ -278,6 +278,19 @@ mod tests {
         assert_eq!(Ready::new(ScriptCall::default()).slot(), 0, "of none");
     }
 
+    #[test]
+    fn command_has_the_words_of_the_call_in_the_order_of_set() {
+        let mut call = ScriptCall { set_first: true, ..ScriptCall::default() };
+        call.key(&["app:", "job"]);
+        call.text("holder");
+        call.number(30_000);
+        let ready = Ready::new(call);
+        assert!(ready.is_special);
+        let words: Vec<_> = ready.setting().into_iter().map(|word| word.into_string()).collect();
+        let expected = ["app:job", "holder", "PX", "30000", "NX"];
+        assert_eq!(words, expected.map(|word| Some(word.to_owned())));
+    }
+
     fn frame(text: &str) -> Resp3Frame {
         Resp3Frame::BlobString { data: Bytes::copy_from_slice(text.as_bytes()), attributes: None }
     }

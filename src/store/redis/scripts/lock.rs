@@ -560,6 +560,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn command_acquires_a_plain_lock_without_token_and_replicas() {
+        let replicas = Replicas { count: 1, timeout: Duration::from_millis(10) };
+        let fenced = Acquire { fencing: Some(Fencing::new(1, None)), ..acquire() };
+        for (layout, replicas, request, first) in [
+            (Layout::Plain, None, acquire(), true),
+            (Layout::Plain, None, fenced, false),
+            (Layout::Plain, Some(replicas), acquire(), false),
+            (Layout::Redisson, None, acquire(), false),
+        ] {
+            let codec = Codec { scripts: Scripts::of(layout, false), ..codec(replicas) };
+            assert_eq!(codec.lone_call(&request).1.set_first, first, "{layout:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn grant_on_too_few_replicas_is_refused() {
         let error = Error::new(ErrorKind::Rejected, "too few");
         let sent = crate::clock::Clock::system().now();

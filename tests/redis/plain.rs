@@ -394,6 +394,19 @@ async fn marks_are_strings_and_keep_peers_out() {
     assert!(lock.try_lock().await.expect("an answer").is_none());
 }
 
+/// The key has the longer time from the grant on, so a peer waits as well.
+#[tokio::test]
+async fn delay_after_a_crash_keeps_peers_out() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut lock = leases.lock("job").lock_delay(LONG);
+    let lease = lock.lock().await.expect("a lease");
+    let left = server.command(&["PTTL", "job"]).int();
+    assert!(left > 30_000, "{left}");
+    lease.unlock().await.expect("a release");
+    assert!(set_by_hand(&server, "job", "peer", LONG));
+}
+
 #[tokio::test]
 async fn guard_compares_with_the_string() {
     let server = Server::start();
@@ -506,9 +519,19 @@ async fn quorum_of_plain_nodes_is_the_layout_of_redlock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_has_plain_locks() {
     let cluster: &Cluster = super::cluster::shared().await;
+    keeps_out_and_wakes(&cluster.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn primary_of_sentinels_has_plain_locks() {
+    keeps_out_and_wakes(&super::sentinel::shared().await.url()).await;
+}
+
+/// With a token and without, on names that are on several servers of a cluster.
+async fn keeps_out_and_wakes(url: &str) {
     let builder = || plain().ttl(LONG).max_poll_interval(LONG);
-    let here = builder().connect(&cluster.url()).await.expect("a manager");
-    let there = builder().fencing(false).connect(&cluster.url()).await.expect("a manager");
+    let here = builder().connect(url).await.expect("a manager");
+    let there = builder().fencing(false).connect(url).await.expect("a manager");
     for number in 0..6 {
         let name = format!("plain:{number}");
         let lease = here.lock(&name).lock().await.expect("a lease");

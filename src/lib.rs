@@ -228,8 +228,8 @@ pub use observe::{
 };
 pub use store::{
     Act, Check, Closed, Credentials, CredentialsProvider, CredentialsRequest, Finding, HolderId,
-    HolderInfo, Mark, Metadata, Mode, Note, Owner, PasswordFile, Preflight, TlsLibrary, Unfit,
-    WaitingManager,
+    HolderInfo, Layout, Mark, Metadata, Mode, Note, Owner, PasswordFile, Preflight, TlsLibrary,
+    Unfit, WaitingManager,
 };
 pub use tokio_util::sync::CancellationToken;
 

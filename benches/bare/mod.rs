@@ -14,7 +14,11 @@ include!("../../src/store/redis/scripts/compose.rs");
 
 /// Returns the text of a script of leasehold for one server.
 pub fn script(name: &str) -> String {
-    compose(&lua_files!("../../src/store/redis/scripts/"), name, "publish")
+    compose(
+        &lua_files!("../../src/store/redis/scripts/"),
+        name,
+        Form { layout: "", publish: "publish" },
+    )
 }
 
 pub const TOKEN: &str = "5f0c5a8e-6c1f-4d5e-9a3b-1c2d3e4f5a6b:1";

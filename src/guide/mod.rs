@@ -3,7 +3,7 @@
 //! 1. Start: [`guarantees`], [`family`] (which object for what), [`stores`] (which store).
 //! 2. Correctness: [`fencing`], [`guarded_writes`], [`reentrancy`].
 //! 3. Tasks: [`jobs`], [`leader_election`], [`services`].
-//! 4. Running it: [`settings`], [`operations`], [`errors`], [`redis`], [`servers`], [`quorum`], [`zookeeper`].
+//! 4. Running it: [`settings`], [`operations`], [`errors`], [`redis`], [`plain_locks`], [`servers`], [`quorum`], [`zookeeper`].
 //! 5. Evidence: [`testing`], [`faults`], [`performance`], [`comparison`].
 //! 6. Coming from Redisson, redsync or ShedLock: [`migrating`].
 //!
@@ -37,6 +37,9 @@ pub mod stores {}
 
 #[doc = include_str!("redis.md")]
 pub mod redis {}
+
+#[doc = include_str!("plain-locks.md")]
+pub mod plain_locks {}
 
 #[doc = include_str!("servers.md")]
 pub mod servers {}

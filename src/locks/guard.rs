@@ -61,7 +61,7 @@ const SHORTEST_MEMORY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest name of a resource in bytes.
 const LONGEST_RESOURCE: usize = 512;
 
-/// The guard, before the body. `KEYS[1]` is the lock, or the key of the largest fencing token that was seen. `ARGV[1]`
+/// The guard, before the body. `KEYS[1]` is the lock, a hash or in [`Layout::Plain`](crate::Layout::Plain) a string, or the key of the largest fencing token that was seen. `ARGV[1]`
 /// is the holder id or the fencing token, which `r` precedes if it is that of a reader. `ARGV[2]` is for how many
 /// milliseconds the token is remembered: 0 means forever, empty for a holder id. Tokens are compared as text, because a
 /// number of Lua is exact up to 2^53 only.
@@ -72,9 +72,14 @@ const PROLOGUE: &str = r"local leasehold_guard = redis.pcall
 if ARGV[2] == '' then
   local held = leasehold_guard('HEXISTS', KEYS[1], ARGV[1])
   if type(held) == 'table' then
-    return held
-  end
-  if held == 0 then
+    local plain = leasehold_guard('GET', KEYS[1])
+    if type(plain) ~= 'string' then
+      return held
+    end
+    if plain ~= ARGV[1] then
+      return redis.error_reply('LEASEHOLD_STALE ' .. plain)
+    end
+  elseif held == 0 then
     local holder = leasehold_guard('HKEYS', KEYS[1])
     return redis.error_reply('LEASEHOLD_STALE ' .. (holder[1] or ''))
   end

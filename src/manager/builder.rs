@@ -10,7 +10,7 @@ use crate::store::connect::provider::Provider;
 use crate::store::connect::remote::{Remote, Replicas};
 use crate::store::connect::tls::{Identity, Pem};
 use crate::store::{
-    CredentialsProvider, DEFAULT_TTL, Fencing, Owner, Preflight, Store, TlsLibrary,
+    CredentialsProvider, DEFAULT_TTL, Fencing, Layout, Owner, Preflight, Store, TlsLibrary,
 };
 #[cfg(doc)]
 use crate::{ErrorKind, Loss};
@@ -337,6 +337,19 @@ impl Builder {
     #[doc(alias = "NameMapper")]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.remote.prefix = prefix.into();
+        self
+    }
+
+    /// Sets how a lock stands on the server, and so with which other clients it is shared. Redis only, also Sentinel, Cluster and
+    /// a quorum.
+    ///
+    /// All processes that share a name must use the same layout. One that meets a name of the other layout gets
+    /// [`WrongType`](ErrorKind::WrongType), and leaves the key as it is. What a layout cannot carry is
+    /// [`Unsupported`](ErrorKind::Unsupported): see [`plain_locks`](crate::guide::plain_locks).
+    ///
+    /// Defaults to [`Layout::Redisson`].
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.remote.layout = Some(layout);
         self
     }
 

@@ -19,6 +19,7 @@ pub(crate) mod zookeeper;
 pub use connect::credentials::{
     Credentials, CredentialsProvider, CredentialsRequest, PasswordFile,
 };
+pub use connect::layout::Layout;
 pub use connect::options::ConnectOptions;
 pub use connect::preflight::{Check, Finding, Preflight, Unfit};
 pub use connect::tls::TlsLibrary;

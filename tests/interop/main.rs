@@ -12,6 +12,7 @@ mod fences;
 mod jobs;
 mod kinds;
 mod peer;
+mod plain;
 mod shared;
 mod steals;
 mod turns;

@@ -17,6 +17,7 @@ mod moving;
 mod new_addresses;
 mod operator;
 mod overrun;
+mod plain;
 mod preflight;
 mod ready;
 mod resends;
@@ -50,7 +51,11 @@ include!("../../src/store/redis/scripts/compose.rs");
 
 /// Returns the text of a script for one server.
 fn script(name: &str) -> String {
-    compose(&lua_files!("../../src/store/redis/scripts/"), name, "publish")
+    compose(
+        &lua_files!("../../src/store/redis/scripts/"),
+        name,
+        Form { layout: "", publish: "publish" },
+    )
 }
 
 fn exists(server: &Server, key: &str) -> bool {

@@ -24,7 +24,7 @@ static SHARED: LazyLock<Sentinels> = LazyLock::new(|| {
     all
 });
 
-async fn shared() -> &'static Sentinels {
+pub(super) async fn shared() -> &'static Sentinels {
     // Starting takes seconds, in which the runtime must not stand still.
     tokio::task::spawn_blocking(|| LazyLock::force(&SHARED)).await.expect("sentinels")
 }

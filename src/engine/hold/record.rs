@@ -83,6 +83,10 @@ impl<'a> Record<'a> {
 
     async fn record(&self, by: &Arc<Hold>, count: u32) {
         let core = self.core;
+        if !core.can.counts {
+            self.on_hold(|hold| hold.end_record(core, Recorder::Same, Ok(None)).then_some(()));
+            return;
+        }
         let request = Release::new(by.target(), self.holder, count, core.timing.attempt);
         let sent = core.now();
         let verdict =

@@ -1,6 +1,7 @@
 //! Settings of a store that is connected without a manager.
 
 use super::credentials::CredentialsProvider;
+use super::layout::Layout;
 use super::preflight::Preflight;
 use super::provider::Provider;
 use super::remote::{Remote, Replicas};
@@ -64,6 +65,14 @@ impl ConnectOptions {
     /// Defaults to an empty text.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.remote.prefix = prefix.into();
+        self
+    }
+
+    /// Sets the layout of locks on the server, as [`Builder::layout`](crate::Builder::layout). Redis only.
+    ///
+    /// Defaults to [`Layout::Redisson`].
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.remote.layout = Some(layout);
         self
     }
 

@@ -1,5 +1,6 @@
 //! Settings that a URL cannot express, and that not every store has.
 
+use super::layout::Layout;
 use super::preflight::Preflight;
 use super::provider::Provider;
 use super::tls::TlsSettings;
@@ -13,6 +14,8 @@ pub(crate) struct Remote {
     /// Precedes each name in its key.
     pub(crate) prefix: String,
     pub(crate) replicas: Option<Replicas>,
+    /// `None`: that of Redisson.
+    pub(crate) layout: Option<Layout>,
     /// `None`: the default, for stores that have servers to check.
     pub(crate) preflight: Option<Preflight>,
     /// `None`: where there is a cluster.
@@ -61,6 +64,7 @@ impl Remote {
     /// Returns the name of a setting that only Redis has, if one is set.
     fn of_redis(&self) -> Option<&'static str> {
         let set = [
+            ("layout", self.layout.is_some()),
             ("replicas", self.replicas.is_some()),
             ("preflight", self.preflight.is_some()),
             ("sharded_pubsub", self.sharded_pubsub.is_some()),
@@ -83,6 +87,7 @@ impl fmt::Debug for Remote {
         // Never the key, nor what credentials hold.
         f.debug_struct("Remote")
             .field("prefix", &self.prefix)
+            .field("layout", &self.layout)
             .field("replicas", &self.replicas)
             .field("preflight", &self.preflight)
             .field("sharded_pubsub", &self.sharded_pubsub)

@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind};
 /// does not have, it returns [`Unsupported`](crate::ErrorKind::Unsupported) before anything is sent. It works without
 /// any other missing ability.
 ///
-/// The default store has exclusive locks, fencing tokens in blocks, remaining times and wake-ups, and no other ability: a store
+/// The default store has exclusive locks, fencing tokens in blocks, remaining times, hold counts and wake-ups, and no other ability: a store
 /// names what else it does.
 ///
 /// ```
@@ -58,7 +58,13 @@ pub struct Capabilities {
     /// [`Store::reserve`](crate::store::Store::reserve) reserves one that the caller names. A
     /// [`Quorum`](crate::store::Quorum) has fencing tokens if all its nodes can do that.
     pub reserves: bool,
+    /// True if a [release](crate::store::Release::count) records a hold count, which
+    /// [`HolderInfo`](crate::store::HolderInfo) then reports. Otherwise the engine sends none, and the count is known to the
+    /// process alone that has the hold.
+    pub counts: bool,
     modes: Modes,
+    /// Why there are no readers and writers, where the store knows more than that.
+    against_read_write: Option<&'static str>,
     /// Why there are no permits, where the store knows more than that.
     against_permits: Option<&'static str>,
 }
@@ -109,6 +115,8 @@ impl Default for Capabilities {
             own_ttl: false,
             reserves: false,
             modes: Modes::of(Mode::Exclusive),
+            counts: true,
+            against_read_write: None,
             against_permits: None,
         }
     }
@@ -133,12 +141,20 @@ impl Capabilities {
         Self { against_permits: Some(reason), ..self }
     }
 
+    /// Sets the error of a request to read or to write.
+    pub(crate) fn with_reason_against_read_write(self, reason: &'static str) -> Self {
+        Self { against_read_write: Some(reason), ..self }
+    }
+
     /// Returns the error of a request in a mode that the store does not support.
     pub(crate) fn unsupported(&self, mode: Mode) -> Error {
-        match (mode, self.against_permits) {
-            (Mode::Permits { .. }, Some(reason)) => Error::new(ErrorKind::Unsupported, reason),
-            _ => mode.unsupported(),
-        }
+        let reason = match mode {
+            Mode::Exclusive => None,
+            Mode::Read | Mode::Write => self.against_read_write,
+            Mode::Permits { .. } => self.against_permits,
+        };
+        reason
+            .map_or_else(|| mode.unsupported(), |reason| Error::new(ErrorKind::Unsupported, reason))
     }
 
     /// Sets [`fencing`](Self::fencing).
@@ -199,6 +215,12 @@ impl Capabilities {
     #[must_use]
     pub fn with_keeps(self, keeps: bool) -> Self {
         Self { keeps, ..self }
+    }
+
+    /// Sets [`counts`](Self::counts).
+    #[must_use]
+    pub fn with_counts(self, counts: bool) -> Self {
+        Self { counts, ..self }
     }
 
     /// Sets [`own_ttl`](Self::own_ttl).

@@ -162,7 +162,7 @@ impl Arrival {
     /// Returns the error of a store that keeps no arrivals for exclusive locks. Nothing was executed.
     #[must_use]
     pub fn unsupported() -> Error {
-        let message = "the store has no line to show, or no order between the waiters of several processes; use `lock`, or one Redis server or cluster";
+        let message = "the store has no line to show, or no order between the waiters of several processes; use `lock`, or one Redis server or cluster with Layout::Redisson";
         Error::new(ErrorKind::Unsupported, message)
     }
 }

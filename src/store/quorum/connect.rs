@@ -146,6 +146,7 @@ pub(super) fn abilities_of_all(nodes: impl Iterator<Item = Capabilities> + Clone
         )
         .with_keeps(all(|node| node.keeps))
         .with_own_ttl(all(|node| node.own_ttl))
+        .with_counts(all(|node| node.counts))
         .with_time_left(all(|node| node.time_left))
         // The hints of one node are enough.
         .with_wakeups(nodes.clone().any(|node| node.wakeups))

@@ -1,6 +1,7 @@
-//! Keeps leases on a Redis server, or on a fleet of them, in the layout of Redisson's `RLock`.
+//! Keeps leases on a Redis server, or on a fleet of them, in the layout of Redisson's `RLock`, or as plain strings.
 //!
-//! The key (prefix + name) is a hash of one field, holder id -> hold count, with a time to live. Acquires
+//! The key (prefix + name) is a hash of one field, holder id -> hold count, with a time to live; in `Layout::Plain` it is a
+//! string, the holder id. The layout chooses the scripts and the capabilities, and nothing else. Acquires
 //! and releases go through one batcher for each runtime (in a cluster, also for each slot): requests that arrive while
 //! calls are in flight wait, and leave as one call. Renewals and subscriptions have connections of their own. In a fleet
 //! each server has its own connections, and the routes choose the server.
@@ -14,13 +15,14 @@ mod topology;
 
 pub(crate) use link::address::Address;
 
+use super::connect::layout::Layout;
 use super::connect::options::{Common, in_task};
 use super::connect::remote::Replicas;
 use super::contract::mode::Kind;
 use super::{
-    About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
-    Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch,
-    RenewCall, Renewal, Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store,
+    About, Acquire, Acquired, Annotate, Arrival, Capabilities, ConnectOptions, Describe, Ends,
+    ForceRelease, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
+    RenewBatch, RenewCall, Renewal, Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store,
     StoreFuture, Topic, Uptime, Wait, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
@@ -33,10 +35,7 @@ use scripts::lock::Codec;
 use scripts::permits::{MOST_PERMITS, too_many};
 use scripts::reply::Element;
 use scripts::set::AcquireAll;
-use scripts::{
-    AGE, PLAIN, SHARDED, Script, ScriptCall, Scripts, line, managers, metadata, modes, notes,
-    tokens,
-};
+use scripts::{AGE, Script, ScriptCall, Scripts, line, managers, metadata, modes, notes, tokens};
 use send::batch::{BATCH_SIZE, RuntimeBatchers};
 use send::renew::RenewContext;
 use std::fmt;
@@ -53,6 +52,34 @@ use uuid::Uuid;
 
 /// At least so many microseconds pass between two grants of a name, with a release in between.
 const LONGEST_FENCE_BLOCK: u32 = 64;
+
+/// Returns the abilities of a layout.
+fn abilities(layout: Layout) -> Capabilities {
+    let can = Capabilities::default()
+        .with_longest_fence_block(LONGEST_FENCE_BLOCK)
+        .with_renewal_batch(BATCH_SIZE)
+        .with_steals(true)
+        .with_keeps(true)
+        .with_own_ttl(true)
+        .with_reserves(true);
+    match layout {
+        Layout::Redisson => can
+            .with_line(Line::Arrivals)
+            .with_mode(Mode::Read)
+            .with_mode(Mode::Write)
+            .with_mode(Mode::Permits { size: 1, take: 1 }),
+        Layout::Plain => can
+            .with_counts(false)
+            .with_reason_against_read_write(NO_READ_WRITE)
+            .with_reason_against_permits(NO_PERMITS),
+    }
+}
+
+/// Why a plain lock has no readers, and no permits.
+const NO_READ_WRITE: &str = "a lock of Layout::Plain is a string, which has no readers; use `lock`, or a manager with \
+                             Layout::Redisson and names of its own";
+const NO_PERMITS: &str = "a lock of Layout::Plain is a string, which has no permits; use `slots`, or a manager with \
+                          Layout::Redisson and names of its own";
 
 /// Keeps leases on a Redis server, or on those of a Sentinel or Cluster deployment.
 ///
@@ -80,6 +107,8 @@ pub struct RedisStore {
     subscriptions: Subscriptions,
     reconnects: Signal,
     scripts: &'static Scripts,
+    /// Those of the layout.
+    can: Capabilities,
     /// The replicas that must confirm a grant before it counts.
     replicas: Option<Replicas>,
     /// `None` for a single server.
@@ -160,10 +189,9 @@ impl RedisStore {
         let routing = CancellationToken::new();
         let failing = routing.clone().drop_guard();
         let routes = Routes::start(&address, &reconnects, &routing).await?;
-        let scripts = match &routes {
-            Some(routes) if routes.sharded => &SHARDED,
-            _ => &PLAIN,
-        };
+        let sharded = routes.as_ref().is_some_and(|routes| routes.sharded);
+        let scripts = Scripts::of(address.layout, sharded);
+        let can = abilities(address.layout);
         let replicas = address.replicas;
         let connector = Connector {
             address,
@@ -201,6 +229,7 @@ impl RedisStore {
             subscriptions,
             reconnects,
             scripts,
+            can,
             replicas,
             routes,
             routing: failing.disarm(),
@@ -215,6 +244,15 @@ impl RedisStore {
             return Err(error);
         }
         Ok(store)
+    }
+
+    /// Refuses what the layout cannot carry.
+    fn check(&self, mode: Mode, arrival: Option<Arrival>) -> Result<()> {
+        match arrival {
+            _ if !self.can.supports(mode) => Err(self.can.unsupported(mode)),
+            Some(_) if self.can.line == Line::Unordered => Err(Arrival::unsupported()),
+            _ => Ok(()),
+        }
     }
 
     /// Runs a script that has the key of `name` and no arguments.
@@ -263,17 +301,7 @@ impl Store for RedisStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
-            .with_longest_fence_block(LONGEST_FENCE_BLOCK)
-            .with_renewal_batch(BATCH_SIZE)
-            .with_steals(true)
-            .with_line(Line::Arrivals)
-            .with_keeps(true)
-            .with_own_ttl(true)
-            .with_reserves(true)
-            .with_mode(Mode::Read)
-            .with_mode(Mode::Write)
-            .with_mode(Mode::Permits { size: 1, take: 1 })
+        self.can
     }
 
     fn shard(&self, name: &Name) -> usize {
@@ -285,6 +313,9 @@ impl Store for RedisStore {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         let (request, steal) = request.split_steal();
+        if let Err(error) = self.check(request.target.mode, request.arrival) {
+            return failed(error);
+        }
         match (steal, request.target.mode) {
             (_, Mode::Permits { take, .. }) if take > MOST_PERMITS => failed(too_many(take)),
             (None, _) => self.batchers.send(request),
@@ -306,9 +337,15 @@ impl Store for RedisStore {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
+        if let Err(error) = self.check(request.target.mode, request.arrival) {
+            return failed(error);
+        }
         match (request.ends, request.mark()) {
             (_, Err(error)) => failed(error),
             (Ends::Hold, Ok(_)) => self.batchers.send(request),
+            (Ends::Arrival, Ok(_)) if self.can.line == Line::Unordered => {
+                failed(Arrival::unsupported())
+            }
             (Ends::Arrival, Ok(_)) => line::release_arrival(self, request),
         }
     }
@@ -319,23 +356,30 @@ impl Store for RedisStore {
         let clock = self.clock.clone();
         let keys = self.keys.clone();
         let context = RenewContext { connection, clock, keys, scripts: self.scripts };
+        let refused = batch.items.iter().find_map(|item| self.check(item.target.mode, None).err());
         let shard = |item: &Renewal| self.shard(&item.target.name);
         let renew = |batch| -> StoreFuture<Renewed> {
-            Box::pin(send::renew::renew(context.clone(), batch))
+            match &refused {
+                Some(error) => failed(error.clone()),
+                None => Box::pin(send::renew::renew(context.clone(), batch)),
+            }
         };
         RenewCall::divide(batch, BATCH_SIZE, shard, renew)
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        self.check(Mode::Permits { size: request.size, take: 1 }, None)?;
         modes::resize(self, &request).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        self.check(request.target.mode, None)?;
         match (request.about, request.target.mode.kind()) {
             (About::Holders, Kind::Lock) => metadata::inspect(self, request).await,
             (About::Holders, Kind::ReadWrite | Kind::Semaphore) => {
                 modes::holders(self, request).await
             }
+            (About::Line, _) if self.can.line == Line::Unordered => Err(request.unsupported()),
             (About::Line, _) => {
                 Ok(Inspection::default().with_line(line::waiting(self, request).await?))
             }
@@ -358,10 +402,12 @@ impl Store for RedisStore {
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        self.check(request.target.mode, None)?;
         notes::force_release(self, request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        self.check(request.target.mode, None)?;
         let channel = match request.topic {
             Topic::Release => self.keys.channel_of(&request.target).concat(),
             Topic::Metadata => self.keys.leader_channel(&request.target.name).concat(),

@@ -246,7 +246,7 @@ pub async fn inspection_reports_the_holder(harness: &dyn Harness) {
     recorded(party.release(4).await);
     let holding = other.holding().await.expect("held");
     assert_eq!(holding.holder, party.holder.to_string());
-    assert_eq!(holding.hold_count, 4);
+    assert_eq!(holding.hold_count, party.reported(4));
     assert!(party.fresh(holding.remaining, since), "{holding:?}");
     assert_eq!(released(party.release(0).await), None);
     assert_eq!(other.holding().await, None);

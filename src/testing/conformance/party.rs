@@ -186,8 +186,14 @@ impl<'a> Party<'a> {
         self.try_force().await.expect("the store takes the name away")
     }
 
+    /// Returns what the store reports of a hold count: that of a store without counts is always 1.
+    pub(super) fn reported(&self, count: u64) -> u64 {
+        if self.store.capabilities().counts { count } else { count.min(1) }
+    }
+
     /// Returns whether the hold is there with this count.
     pub(super) async fn holds(&self, count: u64) -> bool {
+        let count = self.reported(count);
         let holding = self.holding().await;
         holding.is_some_and(|holding| {
             holding.holder == self.holder.to_string() && holding.hold_count == count

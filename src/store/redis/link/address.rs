@@ -7,6 +7,7 @@ use super::tls::Tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::credentials::CredentialsRequest;
+use crate::store::connect::layout::Layout;
 use crate::store::connect::outage::Outages;
 use crate::store::connect::preflight::Preflight;
 use crate::store::connect::provider::Provider;
@@ -75,6 +76,7 @@ pub(crate) struct Address {
     pub(in crate::store::redis) attempt: Duration,
     pub(in crate::store::redis) ttl: Duration,
     pub(in crate::store::redis) replicas: Option<Replicas>,
+    pub(in crate::store::redis) layout: Layout,
     pub(in crate::store::redis) plain_pubsub: bool,
     pub(in crate::store::redis) preflight: Preflight,
     /// Its position in a quorum, from 1.
@@ -129,6 +131,7 @@ impl Address {
             ttl,
             attempt,
             replicas: remote.replicas,
+            layout: remote.layout.unwrap_or_default(),
             plain_pubsub: remote.sharded_pubsub == Some(false),
             preflight: remote.preflight.unwrap_or_default(),
             node: None,

@@ -12,7 +12,7 @@ use fred::types::config::Options;
 use fred::types::{ClusterHash, CustomCommand, Resp3Frame, Value};
 use std::future::Future;
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A finished call, which can be sent more than once.
 pub(in crate::store::redis) struct Ready {
@@ -20,13 +20,16 @@ pub(in crate::store::redis) struct Ready {
     words: Vec<Word>,
     keys: usize,
     wait: Option<Replicas>,
+    /// Whether the call is more than a script: it waits for replicas, or tries `SET` first.
+    is_special: bool,
     pub(in crate::store::redis) divisible: bool,
 }
 
 impl Ready {
     pub(in crate::store::redis) fn new(call: ScriptCall) -> Self {
-        let ScriptCall { text, words, keys, wait, divisible } = call;
-        Self { text: Bytes::from(text), words, keys, wait, divisible }
+        let ScriptCall { text, words, keys, wait, set_first, divisible } = call;
+        let is_special = wait.is_some() || set_first;
+        Self { text: Bytes::from(text), words, keys, wait, is_special, divisible }
     }
 
     /// Returns the cluster slot of its keys.
@@ -42,11 +45,23 @@ impl Ready {
         let mut words = Vec::with_capacity(2 + self.words.len());
         words.push(Value::from_static_str(script));
         words.push(Value::Integer(self.keys as i64));
-        words.extend(self.words.iter().map(|word| match word {
+        words.extend(self.values());
+        words
+    }
+
+    /// Returns the words of `SET` that acquires a free name, of a call with a key, a holder id and a time to live.
+    fn setting(&self) -> Vec<Value> {
+        let mut words: Vec<Value> = self.values().collect();
+        words.insert(2, Value::from_static_str("PX"));
+        words.push(Value::from_static_str("NX"));
+        words
+    }
+
+    fn values(&self) -> impl Iterator<Item = Value> {
+        self.words.iter().map(|word| match word {
             Word::Text(range) => Value::Bytes(self.text.slice(range.clone())),
             Word::Number(number) => Value::Integer(*number),
-        }));
-        words
+        })
     }
 }
 
@@ -65,9 +80,9 @@ pub(super) async fn run(
     timeout: Duration,
     asking: bool,
 ) -> Result<Vec<Element>, Failure> {
-    if asking || call.wait.is_some() {
+    if asking || call.is_special {
         // Boxed, so that the usual call's future stays small.
-        return Box::pin(run_among(script, client, call, timeout, asking)).await;
+        return Box::pin(run_special(script, client, call, timeout, asking)).await;
     }
     // Pinned where it is created, as in the calls around this one: a future that is moved into the one that awaits it is
     // copied, all kilobytes of it.
@@ -91,6 +106,30 @@ fn explain(script: &Script, failure: Failure) -> Failure {
     match reply::with_command(failure.details(), &script.source) {
         Some(text) => Failure::new(failure.kind().clone(), text),
         None => failure,
+    }
+}
+
+/// Runs a call that is not a script alone.
+async fn run_special(
+    script: &'static Script,
+    client: &Client,
+    call: &Ready,
+    timeout: Duration,
+    asking: bool,
+) -> Result<Vec<Element>, Failure> {
+    if asking || call.wait.is_some() {
+        return run_among(script, client, call, timeout, asking).await;
+    }
+    let began = Instant::now();
+    let command = CustomCommand::new_static("SET", ClusterHash::FirstKey, false);
+    match client.with_options(&options(timeout)).custom_raw(command, call.setting()).await? {
+        // The name is not free: the script says for how long.
+        Resp3Frame::Null => {
+            let left = timeout.saturating_sub(began.elapsed());
+            run_among(script, client, call, left, false).await
+        }
+        Resp3Frame::SimpleString { .. } => Ok(vec![Element::Int(0)]),
+        reply => elements(reply),
     }
 }
 
@@ -237,6 +276,19 @@ mod tests {
             assert_eq!(Ready::new(call).slot(), expected, "{key}");
         }
         assert_eq!(Ready::new(ScriptCall::default()).slot(), 0, "of none");
+    }
+
+    #[test]
+    fn command_has_the_words_of_the_call_in_the_order_of_set() {
+        let mut call = ScriptCall { set_first: true, ..ScriptCall::default() };
+        call.key(&["app:", "job"]);
+        call.text("holder");
+        call.number(30_000);
+        let ready = Ready::new(call);
+        assert!(ready.is_special);
+        let words: Vec<_> = ready.setting().into_iter().map(|word| word.into_string()).collect();
+        let expected = ["app:job", "holder", "PX", "30000", "NX"];
+        assert_eq!(words, expected.map(|word| Some(word.to_owned())));
     }
 
     fn frame(text: &str) -> Resp3Frame {

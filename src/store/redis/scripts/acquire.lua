@@ -31,13 +31,6 @@ if not free then
     end
     return -4 - left
   end
-  if fence and block > 0 then
-    doing = 'GET'
-    last = tonumber(call('GET', fence))
-    -- Another client may have set it to less than a block. A comparison with NaN is false.
-    if last and last >= block and last <= GROWS then
-      first = last - last % 1 - block + 1
-    end
-  end
+  -- @include fence_again
 end
 

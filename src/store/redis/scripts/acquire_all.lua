@@ -29,22 +29,7 @@ for at = 1, #holders do
   end
 end
 
--- Returns whether a lock can be granted because it is free, and otherwise the reply, if it is another holder's.
-local function look(lock, holder)
-  doing = 'PTTL'
-  local left = call('PTTL', lock)
-  if left == -2 then
-    return true, nil
-  end
-  doing = 'HEXISTS'
-  if call('HEXISTS', lock, 'mode') == 1 then
-    error(redis.error_reply(READ_WRITE))
-  end
-  if call('HEXISTS', lock, holder) == 1 then
-    return false, nil
-  end
-  return false, -4 - left
-end
+-- @include look
 
 local spared, free, refused = { ok = 'SPARED' }, {}, false
 doing = 'EXISTS'

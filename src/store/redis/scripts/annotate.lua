@@ -8,7 +8,7 @@
 -- Twice is harmless: a write of the same holder id with a number that is not larger changes nothing, a holder id that is not
 -- in the lock's hash writes nothing, and only what the same holder id has written is deleted.
 
--- @include common, check, publish
+-- @include common, check, publish, holds
 
 local function run()
   local lock, metadata, holder = KEYS[1], KEYS[2], ARGV[1]
@@ -38,8 +38,7 @@ local function run()
     tell()
     return 1
   end
-  doing = 'HEXISTS'
-  if call('HEXISTS', lock, holder) == 0 then
+  if not holds(lock, holder) then
     return 0
   end
   if written('holder') == holder and (tonumber(written('rev')) or 0) >= number then

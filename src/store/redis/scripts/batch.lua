@@ -31,18 +31,7 @@ local function set(new_ttl, new_block, new_retention)
   unset = nil
 end
 
--- Sets the hold count of a lock.
-local function record(lock, holder, count)
-  whole(count, 1, LONGEST_COUNT)
-  doing = 'HEXISTS'
-  if call('HEXISTS', lock, holder) == 0 then
-    doing = 'EXISTS'
-    return call('EXISTS', lock) == 0 and -1 or -2
-  end
-  doing = 'HSET'
-  call('HSET', lock, holder, count)
-  return 0
-end
+-- @include record
 
 -- Runs the remaining steps. An error ends it, with the positions after the item that met it.
 local function run()

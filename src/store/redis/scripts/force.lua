@@ -8,22 +8,19 @@
 -- Twice is harmless: the second run finds nothing, or does what was requested again. A key that is not a hash stays,
 -- because HEXISTS fails on it. A read-write lock stays, too. A note that the server refuses is left out.
 
--- @include common, check, publish, noted, note, wake_function
+-- @include common, check, publish, holder_of, noted, note, wake_function
 
 local function force(lock)
-  doing = 'HEXISTS'
-  if call('HEXISTS', lock, 'mode') == 1 then
-    error(redis.error_reply(READ_WRITE))
-  end
+  check_kind(lock)
   local holder
   if ARGV[6] then
-    doing = 'HGETALL'
-    holder = call('HGETALL', lock)[1]
+    holder = holder_of(lock)
     if not holder or holder ~= ARGV[6] and string.sub(holder, 1, #ARGV[6] + 1) ~= ARGV[6] .. '.' then
       return { 0 }
     end
   elseif ARGV[1] then
-    holder = try('HGETALL', lock)[1]
+    local found, there = pcall(holder_of, lock)
+    holder = found and there or nil
   end
   doing = 'DEL'
   local deleted = call('DEL', lock)

@@ -2,7 +2,7 @@
 
 use super::keys::Keys;
 use super::reply::{self, Code, Element};
-use super::{ACQUIRE, Script, ScriptCall, Scripts, millis, modes};
+use super::{Script, ScriptCall, Scripts, millis, modes};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::remote::Replicas;
@@ -217,7 +217,9 @@ impl Request for Acquire {
         call.number(millis(self.ttl));
         write_fence(self, &codec.keys, &mut call);
         call.wait = codec.replicas;
-        Some((&ACQUIRE, call))
+        call.set_first =
+            codec.scripts.acquires_by_set && self.fencing.is_none() && codec.replicas.is_none();
+        Some((&codec.scripts.acquire, call))
     }
 
     fn with_one_key(&self, _codec: &Codec) -> Option<(&'static Script, ScriptCall)> {
@@ -415,6 +417,7 @@ mod tests {
     use super::*;
     use crate::store::Mark;
     use crate::store::Target;
+    use crate::store::connect::layout::Layout;
     use crate::util::trace;
 
     #[test]
@@ -445,7 +448,7 @@ mod tests {
     fn codec(replicas: Option<Replicas>) -> Codec {
         Codec {
             keys: Keys::new(""),
-            scripts: &crate::store::redis::scripts::PLAIN,
+            scripts: Scripts::of(Layout::Redisson, false),
             replicas,
             own_listeners: Arc::new(|_| 0),
         }
@@ -553,6 +556,21 @@ mod tests {
             release().write(&codec.keys, &mut batch);
             let waits = acquires > 0;
             assert_eq!(batch.finish(codec.replicas).wait, waits.then_some(replicas), "{acquires}");
+        }
+    }
+
+    #[tokio::test]
+    async fn command_acquires_a_plain_lock_without_token_and_replicas() {
+        let replicas = Replicas { count: 1, timeout: Duration::from_millis(10) };
+        let fenced = Acquire { fencing: Some(Fencing::new(1, None)), ..acquire() };
+        for (layout, replicas, request, first) in [
+            (Layout::Plain, None, acquire(), true),
+            (Layout::Plain, None, fenced, false),
+            (Layout::Plain, Some(replicas), acquire(), false),
+            (Layout::Redisson, None, acquire(), false),
+        ] {
+            let codec = Codec { scripts: Scripts::of(layout, false), ..codec(replicas) };
+            assert_eq!(codec.lone_call(&request).1.set_first, first, "{layout:?}");
         }
     }
 

@@ -14,6 +14,7 @@ pub(super) mod set;
 pub(super) mod tokens;
 
 use crate::store::HolderId;
+use crate::store::connect::layout::Layout;
 use crate::store::connect::remote::Replicas;
 use std::fmt;
 use std::ops::Range;
@@ -36,15 +37,21 @@ static FILES: &[LuaFile] = &lua_files!("./");
 /// Makes the script of a Lua file.
 macro_rules! script {
     ($name:literal) => {
-        script!($name, "publish")
+        script!($name, Form { layout: "", publish: "publish" })
     };
-    ($name:literal, $publish:literal) => {
-        Script { source: LazyLock::new(|| compose(FILES, $name, $publish)), sha: OnceLock::new() }
+    ($name:literal, $form:expr) => {
+        Script { source: LazyLock::new(|| compose(FILES, $name, $form)), sha: OnceLock::new() }
     };
 }
 
-/// The scripts that wake waiters, in two variants.
+/// The scripts that depend on the layout of locks, or wake waiters. All forms of a script have the same arguments and replies, so
+/// nothing else knows of layouts.
 pub(super) struct Scripts {
+    pub(super) acquire: Script,
+    pub(super) acquire_all: Script,
+    pub(super) reserve: Script,
+    pub(super) renew: Script,
+    pub(super) inspect: Script,
     pub(super) release: Script,
     pub(super) batch: Script,
     pub(super) force: Script,
@@ -64,6 +71,9 @@ pub(super) struct Scripts {
     pub(super) annotate: Script,
     /// Whether messages stay among the servers of their slot.
     pub(super) sharded: bool,
+    /// Whether `SET NX PX` acquires a free name without a fencing token as [`acquire`](Self::acquire) does. It costs the server
+    /// a third of the script.
+    pub(super) acquires_by_set: bool,
     pub(super) steal: Script,
     pub(super) want: Script,
 }
@@ -75,41 +85,62 @@ impl Scripts {
     }
 }
 
-/// Makes the scripts that wake waiters by the verb of a part.
+/// Makes the scripts of a form.
 macro_rules! scripts {
-    ($publish:literal, $sharded:literal) => {
+    ($form:expr) => {{
+        const FORM: Form = $form;
         Scripts {
-            sharded: $sharded,
-            annotate: script!("annotate", $publish),
-            release: script!("release_alone", $publish),
-            batch: script!("batch", $publish),
-            force: script!("force", $publish),
-            rw_acquire: script!("rw_acquire", $publish),
-            rw_release: script!("rw_release", $publish),
-            rw_force: script!("rw_force", $publish),
-            rw_leave: script!("rw_leave", $publish),
-            permits_acquire: script!("permits_acquire", $publish),
-            permits_release: script!("permits_release", $publish),
-            permits_renew: script!("permits_renew", $publish),
-            permits_force: script!("permits_force", $publish),
-            permits_resize: script!("permits_resize", $publish),
-            release_keep: script!("release_keep", $publish),
-            line_acquire: script!("line_acquire", $publish),
-            line_release: script!("line_release", $publish),
-            line_leave: script!("line_leave", $publish),
-            steal: script!("steal", $publish),
-            want: script!("want", $publish),
+            sharded: matches!(FORM.publish.as_bytes(), b"publish_shard"),
+            acquires_by_set: !FORM.layout.is_empty(),
+            acquire: script!("acquire_alone", FORM),
+            acquire_all: script!("acquire_all", FORM),
+            reserve: script!("reserve", FORM),
+            renew: script!("renew", FORM),
+            inspect: script!("inspect", FORM),
+            annotate: script!("annotate", FORM),
+            release: script!("release_alone", FORM),
+            batch: script!("batch", FORM),
+            force: script!("force", FORM),
+            rw_acquire: script!("rw_acquire", FORM),
+            rw_release: script!("rw_release", FORM),
+            rw_force: script!("rw_force", FORM),
+            rw_leave: script!("rw_leave", FORM),
+            permits_acquire: script!("permits_acquire", FORM),
+            permits_release: script!("permits_release", FORM),
+            permits_renew: script!("permits_renew", FORM),
+            permits_force: script!("permits_force", FORM),
+            permits_resize: script!("permits_resize", FORM),
+            release_keep: script!("release_keep", FORM),
+            line_acquire: script!("line_acquire", FORM),
+            line_release: script!("line_release", FORM),
+            line_leave: script!("line_leave", FORM),
+            steal: script!("steal", FORM),
+            want: script!("want", FORM),
         }
-    };
+    }};
 }
 
-pub(super) static PLAIN: Scripts = scripts!("publish", false);
+/// The prefix of the files of [`Layout::Plain`].
+const PLAIN: &str = "plain_";
+
+static REDISSON: Scripts = scripts!(Form { layout: "", publish: "publish" });
 /// For a cluster, where a message stays among the servers of its slot.
-pub(super) static SHARDED: Scripts = scripts!("publish_shard", true);
-pub(super) static ACQUIRE: Script = script!("acquire_alone");
-pub(super) static ACQUIRE_ALL: Script = script!("acquire_all");
-pub(super) static RENEW: Script = script!("renew");
-pub(super) static INSPECT: Script = script!("inspect");
+static REDISSON_SHARDED: Scripts = scripts!(Form { layout: "", publish: "publish_shard" });
+static STRINGS: Scripts = scripts!(Form { layout: PLAIN, publish: "publish" });
+static STRINGS_SHARDED: Scripts = scripts!(Form { layout: PLAIN, publish: "publish_shard" });
+
+impl Scripts {
+    /// Returns the scripts of a layout. `sharded`: whether messages stay among the servers of their slot.
+    pub(super) fn of(layout: Layout, sharded: bool) -> &'static Self {
+        match (layout, sharded) {
+            (Layout::Redisson, false) => &REDISSON,
+            (Layout::Redisson, true) => &REDISSON_SHARDED,
+            (Layout::Plain, false) => &STRINGS,
+            (Layout::Plain, true) => &STRINGS_SHARDED,
+        }
+    }
+}
+
 pub(super) static METADATA: Script = script!("metadata");
 pub(super) static DESCRIBE: Script = script!("describe");
 pub(super) static OWNER: Script = script!("owner");
@@ -126,7 +157,6 @@ pub(super) static BY_TEXT: LazyLock<Script> = LazyLock::new(|| Script {
     sha: OnceLock::from("0".repeat(40)),
 });
 pub(super) static AGE: Script = script!("age");
-pub(super) static RESERVE: Script = script!("reserve");
 
 /// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
 /// the rest of the call.
@@ -138,6 +168,9 @@ pub(super) struct ScriptCall {
     pub(super) keys: usize,
     /// The replicas that must confirm it. The reply ends with the number of those that did.
     pub(super) wait: Option<Replicas>,
+    /// Whether `SET NX PX` is tried first, with the key and the two arguments of the call: if it says OK, the reply of the script
+    /// would be 0. Not with replicas.
+    pub(super) set_first: bool,
     /// Whether the caller retries with fewer keys if they are on two servers for a while.
     pub(super) divisible: bool,
 }
@@ -161,6 +194,7 @@ impl ScriptCall {
             words: Vec::with_capacity(items * 2 + 6),
             keys: 0,
             wait: None,
+            set_first: false,
             divisible: false,
         }
     }
@@ -261,22 +295,47 @@ mod tests {
             .collect();
         let known: BTreeSet<String> = FILES.iter().map(|file| file.name.to_owned()).collect();
         assert_eq!(found, known);
-        for name in known {
-            let text = compose(FILES, &name, "publish_shard");
+        for (name, layout) in known.iter().flat_map(|name| [(name, ""), (name, PLAIN)]) {
+            let text = compose(FILES, name, Form { layout, publish: "publish_shard" });
             assert!(
                 !text.contains("error('there is no ") && !text.contains("@include"),
                 "{name}: {text}"
             );
         }
-        assert!(compose(FILES, "nothing", "publish").contains("there is no nothing.lua"));
+        let form = Form { layout: PLAIN, publish: "publish" };
+        assert!(compose(FILES, "nothing", form).contains("there is no nothing.lua"));
     }
 
     #[test]
     fn message_stays_among_the_servers_of_its_slot_in_a_cluster() {
-        for (scripts, verb) in [(&PLAIN, "'PUBLISH'"), (&SHARDED, "'SPUBLISH'")] {
-            let text: &str = &scripts.release.source;
-            assert_eq!(text.matches("local publish = ").count(), 1);
-            assert!(text.contains(&format!("local publish = {verb}")), "{text}");
+        for layout in [Layout::Redisson, Layout::Plain] {
+            for (sharded, verb) in [(false, "'PUBLISH'"), (true, "'SPUBLISH'")] {
+                let text: &str = &Scripts::of(layout, sharded).release.source;
+                assert_eq!(text.matches("local publish = ").count(), 1);
+                assert!(text.contains(&format!("local publish = {verb}")), "{text}");
+            }
         }
+    }
+
+    /// A plain lock is a string: no script of one uses a command of hashes on it.
+    #[test]
+    fn layout_chooses_the_files_of_its_parts() {
+        let scripts = Scripts::of(Layout::Plain, false);
+        let all = [
+            &scripts.acquire,
+            &scripts.acquire_all,
+            &scripts.batch,
+            &scripts.release,
+            &scripts.renew,
+        ];
+        for script in all {
+            assert!(
+                !script.source.contains("('H") || script.source.contains("note_of"),
+                "{}",
+                *script.source
+            );
+            assert!(!script.source.contains("HEXISTS"), "{}", *script.source);
+        }
+        assert!(Scripts::of(Layout::Redisson, false).release.source.contains("HDEL"));
     }
 }

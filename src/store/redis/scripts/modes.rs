@@ -2,9 +2,7 @@
 
 use super::keys::Keys;
 use super::reply::Element;
-use super::{
-    INSPECT, PERMITS_INSPECT, RW_INSPECT, Script, ScriptCall, Scripts, permits, reply, rw,
-};
+use super::{PERMITS_INSPECT, RW_INSPECT, Script, ScriptCall, Scripts, permits, reply, rw};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::connect::remote::Replicas;
@@ -72,7 +70,10 @@ pub(in crate::store::redis) async fn holders(
 ) -> Result<Inspection> {
     let Inspect { target, timeout, .. } = request;
     match target.mode.kind() {
-        Kind::Lock => reply::inspection(&store.run_on(&INSPECT, &target.name, timeout).await?),
+        Kind::Lock => {
+            let reply = store.run_on(&store.scripts.inspect, &target.name, timeout).await?;
+            reply::inspection(&reply)
+        }
         Kind::ReadWrite => {
             let mut call = ScriptCall::of(1);
             call.key(&store.keys.lock(&target.name));

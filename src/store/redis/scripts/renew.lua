@@ -45,19 +45,8 @@ local function run()
       if own then
         whole(ttl, 1, LONGEST_TTL)
       end
-      doing = 'HEXISTS'
-      if call('HEXISTS', lock, holder) == 1 then
-        if call('HEXISTS', lock, 'mode') == 1 then
-          -- Redisson grants a read-write lock over a lock. It is left to Redisson: with a field of ours in it, a
-          -- writer's last unlock would wake no waiter.
-          doing = 'HDEL'
-          call('HDEL', lock, holder)
-          if try('HLEN', lock) == 1 then
-            -- It has released its lock since, so none holds what is left.
-            try('DEL', lock)
-          end
-          error(redis.error_reply(READ_WRITE))
-        end
+      -- @include mine
+      if mine then
         doing = 'PEXPIRE'
         call('PEXPIRE', lock, ttl)
         if fence then

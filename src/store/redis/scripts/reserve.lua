@@ -8,14 +8,13 @@
 --
 -- Twice is harmless: the token must be larger than the last one, so the second run changes nothing.
 
--- @include common, check
+-- @include common, check, holds
 
 local function reserve(lock, fence, field, first, block, retention)
   first = whole(first, 1, GROWS)
   local newest = string.format('%d', first + whole(block, 1, 1000000) - 1)
   whole(retention, 0, 9007199254740991)
-  doing = 'HEXISTS'
-  if call('HEXISTS', lock, field) == 0 then
+  if not holds(lock, field) then
     doing = 'EXISTS'
     return call('EXISTS', lock) == 0 and -1 or -2
   end

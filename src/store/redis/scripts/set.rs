@@ -3,7 +3,7 @@
 use super::keys::Keys;
 use super::lock::{Batch, Codec, Request};
 use super::reply::{self, Element};
-use super::{ACQUIRE_ALL, Script, ScriptCall, millis};
+use super::{Script, ScriptCall, millis};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::{Acquire, Name, SetVerdicts};
@@ -71,7 +71,7 @@ impl Request for AcquireAll {
         }
         call.text(&holders);
         call.wait = codec.replicas;
-        Some((&ACQUIRE_ALL, call))
+        Some((&codec.scripts.acquire_all, call))
     }
 
     fn with_one_key(&self, _codec: &Codec) -> Option<(&'static Script, ScriptCall)> {

@@ -11,7 +11,7 @@
 -- Twice is harmless: the second run finds the new holder and its fencing token. A late one finds neither the old nor the new
 -- holder. An old id that another client uses again is distinguished by the note, which names the new holder of the act.
 
--- @include common, check, publish, noted, note
+-- @include common, check, publish, holder_of, noted, note
 
 local function run()
   local lock, note, fence = KEYS[1], KEYS[2], KEYS[3]
@@ -27,20 +27,12 @@ local function run()
   if left == -2 then
     return -1
   end
-  doing = 'HEXISTS'
-  if call('HEXISTS', lock, 'mode') == 1 then
-    error(redis.error_reply(READ_WRITE))
-  end
-  if call('HEXISTS', lock, holder) == 1 then
-    if fence then
-      doing = 'GET'
-      last = tonumber(call('GET', fence))
-      if last and last >= block and last <= GROWS then
-        first = last - last % 1 - block + 1
-      end
-    end
+  check_kind(lock)
+  local there = holder_of(lock)
+  if there == holder then
+    -- @include fence_again
   else
-    if call('HEXISTS', lock, from) == 0 then
+    if there ~= from then
       return -4 - left
     end
     if read_note(note).to == holder then

@@ -1,6 +1,6 @@
 //! Fencing tokens that the caller names: the second round of a quorum, of which a server is a node.
 
-use super::{RESERVE, ScriptCall, millis, reply};
+use super::{ScriptCall, millis, reply};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
 use crate::store::redis::scripts::keys::Keys;
@@ -20,7 +20,7 @@ pub(in crate::store::redis) async fn reserve(
     }
     let part = |items: &[Reservation]| {
         // It is sent now, so the calls are under way side by side.
-        let reply = store.caller.run(&RESERVE, call(&store.keys, items), timeout);
+        let reply = store.caller.run(&store.scripts.reserve, call(&store.keys, items), timeout);
         (items.len(), reply)
     };
     let parts: Vec<_> = items.chunks(size).map(part).collect();

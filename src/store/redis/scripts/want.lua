@@ -6,11 +6,10 @@
 --
 -- Twice is harmless: the note is the same, and hints may come twice.
 
--- @include common, check, publish, noted, note
+-- @include common, check, publish, holds, noted, note
 
 local function run()
-  doing = 'HEXISTS'
-  if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+  if not holds(KEYS[1], ARGV[1]) then
     return 0
   end
   leave_note(KEYS[2], 'want', ARGV[1], '', ARGV[2], ARGV[3], '0')

@@ -691,7 +691,8 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::error::Fate;
-    use crate::store::redis::scripts::SHARDED;
+    use crate::store::connect::layout::Layout;
+    use crate::store::redis::scripts::Scripts;
     use crate::store::redis::scripts::keys::Keys;
     use crate::store::redis::scripts::lock::Codec;
     use crate::store::redis::topology::Connection;
@@ -710,7 +711,12 @@ mod tests {
     /// A batcher for a cluster in which every call fails at once, on the current runtime.
     fn batcher() -> (Batcher, impl Future<Output = ()>) {
         let own_listeners = Arc::new(|_: &str| 0);
-        let codec = Codec { keys: Keys::new(""), scripts: &SHARDED, replicas: None, own_listeners };
+        let codec = Codec {
+            keys: Keys::new(""),
+            scripts: Scripts::of(Layout::Redisson, true),
+            replicas: None,
+            own_listeners,
+        };
         let connection = Connection::Fleet(Fleet::nowhere());
         Batcher::new(CallContext::new(connection, codec, Clock::system()))
     }

@@ -5,7 +5,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::contract::mode::Kind;
 use crate::store::redis::scripts::keys::Keys;
-use crate::store::redis::scripts::{RENEW, RW_RENEW, Script, Scripts, lock, permits, reply, rw};
+use crate::store::redis::scripts::{RW_RENEW, Script, Scripts, lock, permits, reply, rw};
 use crate::store::redis::topology::Connection;
 use crate::store::{Absence, RenewBatch, Renewal, Renewed};
 use std::collections::HashMap;
@@ -136,7 +136,7 @@ impl RenewContext {
 
     fn script(&self, kind: Kind) -> &'static Script {
         match kind {
-            Kind::Lock => &RENEW,
+            Kind::Lock => &self.scripts.renew,
             Kind::ReadWrite => &RW_RENEW,
             Kind::Semaphore => &self.scripts.permits_renew,
         }

@@ -54,6 +54,9 @@ pub struct Capabilities {
     /// True if a hold can have another time to live than others, and each [renewal](crate::store::Renewal::ttl) that of its
     /// own.
     pub own_ttl: bool,
+    /// True if a refusal reports that the holder's manager [lingers](crate::store::HolderId::lingers), and
+    /// [`Store::want`](crate::store::Store::want) brings it the question of a manager that waits. Without that no hold rests.
+    pub lingers: bool,
     modes: Modes,
     /// Why there are no permits, where the store knows more than that.
     against_permits: Option<&'static str>,
@@ -103,6 +106,7 @@ impl Default for Capabilities {
             line: Line::Unordered,
             keeps: false,
             own_ttl: false,
+            lingers: false,
             modes: Modes::of(Mode::Exclusive),
             against_permits: None,
         }
@@ -200,6 +204,12 @@ impl Capabilities {
     #[must_use]
     pub fn with_own_ttl(self, own_ttl: bool) -> Self {
         Self { own_ttl, ..self }
+    }
+
+    /// Sets [`lingers`](Self::lingers).
+    #[must_use]
+    pub fn with_lingers(self, lingers: bool) -> Self {
+        Self { lingers, ..self }
     }
 }
 

@@ -203,16 +203,6 @@ mod tests {
         }
     }
 
-    /// Tries once, or makes something else of the name.
-    fn end_rests(world: &Arc<World>) {
-        try_once(world);
-        let mut lock = RwLock::new(Arc::clone(&world.engine), "n");
-        if let Ok(edit) = block_on(lock.write()) {
-            world.enter(1, 1);
-            block_on(edit.unlock()).unwrap();
-        }
-    }
-
     #[test]
     fn hold_that_rests_is_taken_over_or_released() {
         let linger = Some(Duration::from_millis(20));
@@ -220,7 +210,7 @@ mod tests {
             world.threads([lock_and_unlock as fn(&_), lock_and_drop, give_up, asked]);
         });
         explore_with(linger, |world| {
-            world.threads([lock_and_unlock as fn(&_), lock_and_drop, end_rests]);
+            world.threads([lock_and_unlock as fn(&_), try_once, try_once, lock_and_drop]);
         });
     }
 

@@ -147,6 +147,7 @@ async fn steal_and_forced_release_of_what_rests_leave_nothing_wrong() {
     let fence = stolen.fence();
     stolen.unlock().await.expect("a release");
     assert!(within(T, waits).await.expect("no panic") > fence);
+    assert_eq!(here.stats().lost + there.stats().lost, 0);
     assert!(there.force_unlock("cart", "now").await.expect("an answer"));
     // Maybe before the hint: then the hold that is taken over is lost.
     match here.lock("cart").lock().await.expect("a lease").unlock_now().await {
@@ -155,7 +156,6 @@ async fn steal_and_forced_release_of_what_rests_leave_nothing_wrong() {
     }
     let lease = here.lock("cart").lock().await.expect("a lease");
     lease.check().expect("held");
-    assert_eq!(here.stats().lost + there.stats().lost, 0);
 }
 
 /// The runtime that the engine works on stands still: for longer than a rest, and for longer than T.

@@ -2,7 +2,7 @@
 --
 -- KEYS   lock
 -- ARGV   inbox, name; see `note.lua`
--- Reply  the holder id, if its manager lingers: its uuid is of version 8; 0 if not
+-- Reply  an array with the holder id, if its manager lingers: its uuid is of version 8; 0 if not
 --
 -- Twice is harmless: hints may come twice.
 
@@ -15,7 +15,7 @@ local function run()
     return 0
   end
   tell(ARGV[1], holder, 'yield ' .. ARGV[2])
-  return holder
+  return { holder }
 end
 
 -- @include run

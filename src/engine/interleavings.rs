@@ -198,7 +198,7 @@ mod tests {
         let core = &world.engine.core;
         let name = Name::new("n").unwrap();
         for _ in 0..3 {
-            handoff::give_way(core, &name);
+            handoff::yield_rest(core, &name);
             thread::yield_now();
         }
     }

@@ -172,8 +172,8 @@ impl Builder {
     /// request: at most a tenth of the [TTL](Self::ttl).
     ///
     /// It is for a process that locks the same names again and again, as an actor or a shard does, while hardly any other
-    /// process wants them. When the last lease of a name ends and nobody in this process waits for it, the hold *rests*: the
-    /// store keeps it, nobody has it, and it is not renewed. The next [`lock`](crate::Lock::lock) of this manager takes it over as a hold
+    /// process wants them. When the last lease of a name ends and no call of this process waits for it, the hold *rests*: the
+    /// store keeps it, no lease has it, and it is not renewed. The next [`lock`](crate::Lock::lock) of this manager takes it over as a hold
     /// that is handed off, with a fencing token of its own: microseconds instead of two requests. Several may follow each other,
     /// within the bounds of [hand-offs](Self::max_local_handoffs): so many in a row, and a tenth of the TTL. Then the name is
     /// released, and the store asked.
@@ -183,7 +183,7 @@ impl Builder {
     /// whose message is lost, wait for the rest of the time. A few tens of milliseconds are enough for most uses.
     ///
     /// **Do not use it** where a message can overtake the release. [`unlock`](crate::Lease::unlock) returns before the store has
-    /// released the name, so another process that is told "I am done" may be refused by [`try_lock`](crate::Lock::try_lock). There, use
+    /// released the name, so another process that hears "I am done" may be refused by [`try_lock`](crate::Lock::try_lock). There, use
     /// [`unlock_now`](crate::Lease::unlock_now), or [`lock_timeout`](crate::Lock::lock_timeout). If the process
     /// crashes while a hold rests, others wait for the TTL, as after any crash. Meanwhile
     /// [`inspect`](crate::LeaseManager::inspect) of any process reports the last holder.

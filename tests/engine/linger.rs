@@ -281,7 +281,9 @@ async fn only_plain_locks_rest() {
     let setup = lingering(LONG);
     let mut rw = setup.leases.rw_lock("n");
     rw.write().await.unwrap().unlock().await.unwrap();
+    assert_released(&setup);
     rw.read().await.unwrap().unlock().await.unwrap();
+    assert_released(&setup);
     setup.leases.semaphore("p", 2).acquire().await.unwrap().unlock().await.unwrap();
     setup.leases.slots("s", 2).take().await.unwrap().unlock().await.unwrap();
     let mut set = setup.leases.multi_lock(["a", "b"]).unwrap();
@@ -340,7 +342,7 @@ async fn events_and_holdings_show_no_lease_that_rests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loss_of_what_rests_tells_nobody() {
+async fn loss_of_what_rests_is_no_event() {
     let setup = lingering(LONG);
     let theirs = setup.other();
     settle().await;
@@ -426,6 +428,29 @@ async fn release_of_what_rests_is_tried_again() {
     sleep(L + T / 2).await;
     assert!(calls(&setup).1 >= 3);
     assert_released(&setup);
+}
+
+/// A call that comes while the release of what rested is under way sleeps until it is answered.
+#[test]
+fn call_waits_for_the_release_of_what_rested() {
+    watched(|| async {
+        let setup = lingering(L);
+        rest(&setup).await;
+        setup.faults.add(Rule::new(Fault::Delay(L)).on(Call::Release));
+        sleep(L + MOMENT).await;
+        assert_eq!(calls(&setup), (1, 1));
+        let (took, lease) = timed(async { setup.leases.lock("n").lock().await }).await;
+        assert!(took >= L - 2 * MOMENT && took <= L + 2 * MOMENT, "{took:?}");
+        drop(lease.unwrap());
+        assert_eq!(calls(&setup).0, 2);
+        // One attempt waits for it too.
+        sleep(2 * L).await;
+        rest(&setup).await;
+        sleep(L + MOMENT).await;
+        let mut lock = setup.leases.lock("n");
+        let lease = lock.try_lock().await.unwrap();
+        assert!(lease.is_some(), "nobody has it");
+    });
 }
 
 #[tokio::test(start_paused = true)]

@@ -85,7 +85,7 @@ pub(crate) async fn want(
         let own =
             core.queue.holds_of(name).into_iter().filter(|hold| hold.holder.to_string() == holder);
         own.for_each(|hold| hold.set_wanted());
-        handoff::give_way(core, name);
+        handoff::yield_rest(core, name);
         match calls::want(core, Target::exclusive(name.clone()), holder.clone(), reason.clone())
             .await
         {

@@ -101,9 +101,9 @@ fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
         }
         Hint::Want(name) => {
             core.queue.holds_of(&name).iter().for_each(|hold| hold.set_wanted());
-            handoff::give_way(core, &name);
+            handoff::yield_rest(core, &name);
         }
-        Hint::Yield(name) => handoff::give_way(core, &name),
+        Hint::Yield(name) => handoff::yield_rest(core, &name),
     }
 }
 

@@ -74,7 +74,7 @@ pub(super) fn leave_now(
     leave_as(core, hold, now, share, AtEnd::Releases)
 }
 
-/// What becomes of a hold whose last lease ends, if nobody of this process waits.
+/// What becomes of a hold whose last lease ends, if no call of this process waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AtEnd {
     /// It rests, if the manager lingers and it may.
@@ -107,7 +107,7 @@ pub(crate) fn end_rest(core: &Arc<Core>, hold: &Arc<Hold>) -> bool {
 
 /// Follows the question of another manager for a name: gives it up, if it rests, and lets no hold of the same chain rest any
 /// more.
-pub(in crate::engine) fn give_way(core: &Arc<Core>, name: &Name) {
+pub(in crate::engine) fn yield_rest(core: &Arc<Core>, name: &Name) {
     for hold in core.queue.holds_of(name) {
         let rests = hold.lock().state.asked();
         if rests {

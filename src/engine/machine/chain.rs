@@ -78,7 +78,7 @@ impl Handoffs {
         self.count < bound && self.is_recent(timing, now)
     }
 
-    /// Returns whether its holds may rest: nobody is known to wait elsewhere. The order of a line is that of all processes.
+    /// Returns whether its holds may rest: no waiter elsewhere is known. The order of a line is that of all processes.
     pub(super) fn may_rest(&self) -> bool {
         self.scope == HandoffScope::Plain && !self.asked
     }

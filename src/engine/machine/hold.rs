@@ -681,9 +681,8 @@ impl State {
     ) -> Option<Self> {
         let NextRenewal::Due(due) = self.renewals.next else { return None };
         let rest = Rest { linger, chain_ends: self.handoffs.ends(timing) };
-        let may_rest = self.handoffs.may_rest() && !self.is_offered();
-        let until = rest.until(now, due).filter(|_| may_rest)?;
         let handoffs = self.handoffs;
+        let until = rest.until(now, due).filter(|_| handoffs.may_rest() && !self.is_offered())?;
         let mut next = Self { standing: Standing::Resting, handoffs, ..self.hand_off(until) };
         next.renewals.next = NextRenewal::Due(until);
         Some(next)
@@ -1577,7 +1576,7 @@ mod tests {
         let mut next = state.hand_off(at(60));
         assert!(next.accept(&timing(), at(50), None));
         assert!(next.rest(&timing(), at(50), LINGER).is_none());
-        // One that its waiter gave back is released.
+        // One that comes back from its waiter is released.
         let mut offered = held().hand_off(at(60));
         assert!(offered.rest(&timing(), at(50), LINGER).is_none());
         let (_, mut next) = rests(held(), LINGER).unwrap();

@@ -6,7 +6,7 @@
 //! - [`name`] is one name in this process: its [`occupants`], its [`waiters`], what they are offered, and the [`effects`] of a
 //!   transition.
 //! - Both read [`timing`], ask about a [`mode`] here, and take a call for polled by its [`pulse`].
-//! - [`rest`] says for how long a hold is kept that nobody has.
+//! - [`rest`] says for how long a hold without a holder is kept.
 //! - [`overrun`] says when the process acts on work that does not stop.
 //! - [`pause`] yields to waiters of other processes, and [`schedule`] is what the watchdog does when.
 

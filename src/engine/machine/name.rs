@@ -21,7 +21,7 @@
 //!    the line allow it. Otherwise it is handed off to no waiter: none is overtaken.
 //! 8. **Readers join in order.** A waiter joins the youngest read hold when all before it have been admitted. Until it has
 //!    joined, its place is kept: it is back in the queue if that hold ends first.
-//! 9. **A hold that rests blocks nobody**: [`NameState::resting`] shows it to the call that finds nothing else, which ends the
+//! 9. **A hold that rests blocks no call**: [`NameState::resting`] shows it to the call that finds nothing else, which ends the
 //!    rest.
 //! 10. **An idle name remembers nothing.** Without an occupant there is no waiter, no offer, no last request and no silence.
 

@@ -1,6 +1,6 @@
-//! A hold that rests: its last lease has ended, nobody in this process waits, and the store keeps it for a moment.
+//! A hold that rests: its last lease has ended, no call of this process waits, and the store keeps it for a moment.
 //!
-//! The next call of this process takes it over as a hold that is handed off, without a request. Nobody believes in it, and it
+//! The next call of this process takes it over as a hold that is handed off, without a request. No holder believes in it, and it
 //! is not renewed: it is a hold that was offered, whose waiter is still to come. Here is for how long it may be one.
 //!
 //! # Invariants
@@ -21,7 +21,7 @@ pub(super) enum Standing {
     Accepted,
     /// It is on its way to a waiter, or back.
     Offered,
-    /// Nobody; it rests until the time of its next renewal, which is not sent.
+    /// No call; it rests until the time of its next renewal, which is not sent.
     Resting,
 }
 

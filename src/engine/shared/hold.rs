@@ -596,7 +596,7 @@ impl Hold {
                 self.notify();
             }
         }
-        // What happens to a hold that nobody has is no news.
+        // What happens to a hold without a holder is no news.
         if let Some(until) = believed_until.filter(|_| !rests) {
             self.trace(is, until.saturating_duration_since(now), failure);
         }

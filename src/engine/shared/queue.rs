@@ -561,7 +561,7 @@ impl Queue {
         Some(Handoff { hold, effects })
     }
 
-    /// Installs the hold of `next` in the slot of the hold before, where it rests, if nobody waits. `next` may refuse.
+    /// Installs the hold of `next` in the slot of the hold before, where it rests, if no call waits. `next` may refuse.
     pub(in crate::engine) fn rest(
         &self,
         name: &Name,

@@ -19,7 +19,7 @@ pub(crate) struct Settings {
     pub(crate) max_poll_interval: Duration,
     /// The maximum number of consecutive hand-offs in memory.
     pub(crate) max_local_handoffs: u32,
-    /// For how long a hold rests that nobody waits for.
+    /// For how long a hold rests that no call waits for.
     pub(crate) linger: Option<Duration>,
     pub(crate) fencing: Option<Fencing>,
     /// Returns the class of a name whose handle has none.

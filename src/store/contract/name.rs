@@ -192,7 +192,7 @@ impl HolderId {
         self.manager
     }
 
-    /// Returns whether its manager [lingers](crate::Builder::linger), so that a hold that nobody has may rest. The id of such a
+    /// Returns whether its manager [lingers](crate::Builder::linger), so that a hold without a holder may rest. The id of such a
     /// manager is a UUID of version 8; that of any other one, as of Redisson, is of version 4.
     #[must_use]
     pub fn lingers(self) -> bool {

@@ -238,7 +238,7 @@ pub async fn fences_grow_from_steal_to_steal(harness: &dyn Harness) {
 
 /// A refusal reports that the holder's manager lingers, and the question of the one that waits reaches its inbox. No other
 /// manager is asked.
-pub async fn manager_that_lingers_is_asked_to_give_way(harness: &dyn Harness) {
+pub async fn manager_that_lingers_is_asked_to_yield(harness: &dyn Harness) {
     let (mut holder, other) = Party::two(harness, &unique("rest")).await;
     if !holder.store.capabilities().lingers {
         return;

@@ -12,10 +12,10 @@ macro_rules! lua_files {
         lua_files!(
             $folder:
             acquire acquire_all acquire_alone acquire_function age annotate batch check common describe fence
-            fence_keep force give_way grant hint inspect line_acquire line_common line_inspect line_leave
+            fence_keep force grant hint inspect line_acquire line_common line_inspect line_leave
             line_release metadata note note_read noted owner permits_acquire permits_common permits_force permits_inspect
             permits_release permits_renew permits_resize permits_wake publish publish_shard release
-            release_alone release_function release_keep renew run rw_acquire rw_common rw_force rw_grant
+            release_alone release_function release_keep renew rest_yield run rw_acquire rw_common rw_force rw_grant
             rw_inspect rw_leave rw_release rw_renew rw_wake steal steal_grant wake wake_function want
         )
     };

@@ -65,7 +65,7 @@ pub(super) struct Scripts {
     pub(super) sharded: bool,
     pub(super) steal: Script,
     pub(super) want: Script,
-    pub(super) give_way: Script,
+    pub(super) rest_yield: Script,
 }
 
 impl Scripts {
@@ -99,7 +99,7 @@ macro_rules! scripts {
             line_leave: script!("line_leave", $publish),
             steal: script!("steal", $publish),
             want: script!("want", $publish),
-            give_way: script!("give_way", $publish),
+            rest_yield: script!("rest_yield", $publish),
         }
     };
 }

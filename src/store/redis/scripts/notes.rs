@@ -84,7 +84,7 @@ async fn ask_to_yield(store: &RedisStore, name: &Name, timeout: Duration) -> Res
     call.key(&store.keys.lock(name));
     call.text(&store.keys.inbox().concat());
     call.text(name.as_str());
-    let reply = store.caller.run(&store.scripts.give_way, call, timeout).await?;
+    let reply = store.caller.run(&store.scripts.rest_yield, call, timeout).await?;
     let holder = match reply.first() {
         Some(Element::Text(holder)) => holder,
         Some(Element::Int(_)) => return Ok(false),

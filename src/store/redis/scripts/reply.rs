@@ -79,7 +79,8 @@ pub(super) fn acquired(
         Code::Other(left) => {
             // A time that is really so long can only be one that another client has set.
             let lowered_by = |by| left.checked_sub(by).filter(|left| *left <= LONGEST_TTL + 1);
-            let (of_mark, of_lingering) = (lowered_by(DONE), lowered_by(LINGERS));
+            let of_mark = lowered_by(DONE);
+            let of_lingering = lowered_by(LINGERS);
             let left = of_mark.or(of_lingering).unwrap_or(left);
             Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))
                 .with_closed(of_mark.map(|_| Mark::Done))

@@ -94,10 +94,47 @@ fn print_ratio(runtime: &Runtime, url: &str) {
     }
 }
 
+/// The mean time of a pair without and with `linger`, in turn, and how many requests a pair with it costs.
+async fn lingering(url: &str) -> (Duration, Duration, f64) {
+    let plain = locks(url, true).await;
+    let builder = LeaseManager::builder().linger(Duration::from_millis(50));
+    let lingers = builder.connect(url).await.expect("connected");
+    let (mut asks, mut rests) = (plain.lock("plain"), lingers.lock("rests"));
+    let (mut times, mut pairs) = ([Duration::ZERO; 2], 0);
+    for block in 0..100 {
+        for (lock, time) in [&mut asks, &mut rests].into_iter().zip(&mut times) {
+            let start = Instant::now();
+            for _ in 0..500 {
+                pair(lock).await;
+            }
+            // The first blocks warm up.
+            if block >= 10 {
+                *time += start.elapsed();
+            }
+        }
+        pairs += u32::from(block >= 10) * 500;
+    }
+    let stats = lingers.stats();
+    let all = stats.granted + stats.handed_off;
+    // Each grant is followed by a release.
+    (times[0] / pairs, times[1] / pairs, 2.0 * stats.granted as f64 / all as f64)
+}
+
+fn print_lingering(runtime: &Runtime, url: &str) {
+    let url = url.to_owned();
+    let task = runtime.spawn(async move { lingering(&url).await });
+    let (plain, lingers, requests) = runtime.block_on(task).expect("measured");
+    println!(
+        "the same name again and again, means of 45000 pairs each, taken in turn\n  \
+         without linger {plain:.1?}  with linger {lingers:.2?}, {requests:.3} requests each"
+    );
+}
+
 fn uncontended(criterion: &mut Criterion) {
     let server = Server::start();
     let runtime = Runtime::new().expect("a runtime");
     print_ratio(&runtime, &server.url());
+    print_lingering(&runtime, &server.url());
 
     let mut group = criterion.benchmark_group("uncontended");
     let bare = runtime.block_on(Bare::connect(&server.url(), true));

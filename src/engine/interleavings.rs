@@ -10,6 +10,7 @@
 #[cfg(test)]
 mod tests {
     use crate::engine::background::jobs::Work;
+    use crate::engine::hold::handoff;
     use crate::engine::machine::timing::Timing;
     use crate::engine::run::Engine;
     use crate::engine::shared::core::{Core, WorkQueues};
@@ -19,7 +20,7 @@ mod tests {
     use crate::locks::lock::Lock;
     use crate::locks::rw_lock::{RwLock, Upgraded};
     use crate::locks::semaphore::Semaphore;
-    use crate::store::{Fencing, MemoryStore};
+    use crate::store::{Fencing, MemoryStore, Name};
     use shuttle::future::block_on;
     use shuttle::thread;
     use std::future::Future;
@@ -37,13 +38,17 @@ mod tests {
 
     /// Explores schedules of a test, at random and by priorities that change a few times.
     fn explore(test: impl Fn(&Arc<World>) + Send + Sync + 'static) {
+        explore_with(None, test);
+    }
+
+    fn explore_with(linger: Option<Duration>, test: impl Fn(&Arc<World>) + Send + Sync + 'static) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         // All threads of shuttle run on this one. Nothing drives the runtime: it only lets timers be made.
         let _in = runtime.enter();
         let test = Arc::new(test);
         for by_priority in [false, true] {
             let test = Arc::clone(&test);
-            let run = move || World::run(|world| test(world));
+            let run = move || World::run(linger, |world| test(world));
             match by_priority {
                 false => shuttle::check_random(run, schedules()),
                 true => shuttle::check_pct(run, schedules(), 3),
@@ -59,11 +64,12 @@ mod tests {
     }
 
     impl World {
-        /// Runs a test, ends the worker, and checks that nothing is left.
-        fn run(test: impl FnOnce(&Arc<Self>)) {
+        /// Runs a test where holds rest for so long, ends the worker, and checks that nothing is left.
+        fn run(linger: Option<Duration>, test: impl FnOnce(&Arc<Self>)) {
             let store = MemoryStore::new();
             let settings = Settings {
                 max_local_handoffs: 2,
+                linger,
                 fencing: Some(Fencing::new(3, Some(Duration::from_secs(3_600)))),
                 ..Settings::PLAIN
             };
@@ -79,6 +85,8 @@ mod tests {
             let world =
                 Arc::new(Self { engine, inside: AtomicI32::new(0), last_fence: AtomicU64::new(0) });
             test(&world);
+            // Time stands still, so no rest ends by itself.
+            core.queue.holds().iter().for_each(|hold| _ = handoff::end_rest(&core, hold));
             // The last reference ends the engine.
             drop(world);
             worker.join().unwrap();
@@ -183,6 +191,27 @@ mod tests {
     #[test]
     fn waiters_that_give_up_leave_nothing() {
         explore(|world| world.threads([lock_and_unlock as fn(&_), give_up, give_up, try_once]));
+    }
+
+    /// Another manager asks while all this goes on.
+    fn asked(world: &Arc<World>) {
+        let core = &world.engine.core;
+        let name = Name::new("n").unwrap();
+        for _ in 0..3 {
+            handoff::yield_rest(core, &name);
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn hold_that_rests_is_taken_over_or_released() {
+        let linger = Some(Duration::from_millis(20));
+        explore_with(linger, |world| {
+            world.threads([lock_and_unlock as fn(&_), lock_and_drop, give_up, asked]);
+        });
+        explore_with(linger, |world| {
+            world.threads([lock_and_unlock as fn(&_), try_once, try_once, lock_and_drop]);
+        });
     }
 
     fn read(world: &Arc<World>) {

@@ -555,7 +555,9 @@ impl Lease {
     /// that this process does not know.
     ///
     /// If a waiter of the same manager is next, the hold is handed off to it in memory, without contacting the store, as
-    /// often in a row as [`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs) allows.
+    /// often in a row as [`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs) allows. With
+    /// [`Builder::linger`](crate::Builder::linger) the store releases the name a moment after this call returns, or not before
+    /// this process has locked it again; [`unlock_now`](Lease::unlock_now) waits for the store.
     ///
     /// # Errors
     ///
@@ -594,6 +596,48 @@ impl Lease {
         self.end();
         let result = release::unlock(&engine.core, &self.hold, self.share).await;
         // Only now: what is begun must not wait for a turn of this task.
+        consume_budget().await;
+        result
+    }
+
+    /// Releases the lease, as [`unlock`](Lease::unlock) does, but it does not [linger](crate::Builder::linger): unless a waiter of
+    /// this manager gets the hold, the store has released the name when this call returns.
+    ///
+    /// Use it before you tell another process that the name is free. Without `linger` it is the same as
+    /// [`unlock`](Lease::unlock).
+    ///
+    /// # Errors
+    ///
+    /// As [`unlock`](Lease::unlock).
+    ///
+    /// # Panics
+    ///
+    /// As [`unlock`](Lease::unlock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, the lease is released in the background; only the answer is lost. Before its first poll it is a
+    /// lease that is dropped, which lingers.
+    ///
+    /// ```
+    /// use leasehold::LeaseManager;
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// let leases =
+    ///     LeaseManager::builder().linger(Duration::from_millis(20)).connect("memory:").await?;
+    /// let lease = leases.lock("report").lock().await?;
+    /// lease.unlock_now().await?;
+    /// assert!(leases.inspect("report").await?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn unlock_now(mut self) -> Result<()> {
+        let engine = Arc::clone(&self.engine);
+        let _call = engine.core.life.begin_call();
+        self.end();
+        let result = release::unlock_now(&engine.core, &self.hold, self.share).await;
         consume_budget().await;
         result
     }

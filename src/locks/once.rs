@@ -91,7 +91,7 @@ impl Job {
             name: Name::new(name),
             keep: DEFAULT_KEEP,
             wait: Duration::ZERO,
-            options: Options::default(),
+            options: Options::without_rest(),
         }
     }
 

@@ -78,7 +78,7 @@ impl Slots {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, size: u32) -> Self {
         let start = draw(&engine, size);
         let name = checked(name, size);
-        Self { engine, name, size, start, options: Options::default() }
+        Self { engine, name, size, start, options: Options::without_rest() }
     }
 
     /// Returns the number of slots.

@@ -16,10 +16,10 @@ use uuid::Uuid;
 pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Arc<Engine>> {
     runtime::need();
     let (timing, settings) = builder.checked()?;
-    let needed = builder.needs_fencing();
+    let needed = Needed::of(&builder);
     let owner = builder.owner.clone();
     let on_overrun = builder.on_overrun.clone();
-    let manager = Uuid::new_v4();
+    let manager = manager_id(&builder);
     let client_name = match &owner {
         Some(owner) => Common::client_name(owner, manager),
         None => Common::client_name(&Owner::new(""), manager),
@@ -59,10 +59,10 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
 pub(super) fn build(builder: Builder, store: impl Store) -> Result<Arc<Engine>> {
     let (timing, settings) = builder.checked()?;
     builder.remote.refuse("a store that is given to `build`")?;
-    check_fencing(&store, builder.needs_fencing())?;
+    Needed::of(&builder).check(&store)?;
     let dedicated_thread = builder.dedicated_thread.unwrap_or(!store.clock().is_tokio());
     let on_caller = !dedicated_thread;
-    let core = Engine::core(Uuid::new_v4(), Arc::new(store), timing, settings, on_caller);
+    let core = Engine::core(manager_id(&builder), Arc::new(store), timing, settings, on_caller);
     describe(&core, builder.owner);
     watch_overruns(&core, builder.on_overrun)?;
     builder.observers.start(&core.events)?;
@@ -90,27 +90,58 @@ fn watch_overruns(core: &Core, action: Option<Overrun>) -> Result<()> {
     Ok(())
 }
 
+/// Draws the id of a manager. That of one that lingers is of version 8, by which other managers know it: see
+/// [`HolderId::lingers`](crate::store::HolderId::lingers).
+fn manager_id(builder: &Builder) -> Uuid {
+    let random = Uuid::new_v4();
+    match builder.linger {
+        Some(_) => uuid::Builder::from_custom_bytes(random.into_bytes()).into_uuid(),
+        None => random,
+    }
+}
+
 /// Connects, and checks that the store has what the settings need.
 async fn open(
     backend: Backend,
     clock: Clock,
-    needed: Option<&'static str>,
+    needed: Needed,
     timeout: Duration,
 ) -> Result<Arc<dyn Store>> {
     let store = backend.open(clock).await?;
-    let checked = check_fencing(&*store, needed);
+    let checked = needed.check(&*store);
     if checked.is_err() {
         store.close(timeout).await;
     }
     checked.map(|()| store)
 }
 
-fn check_fencing(store: &dyn Store, needed: Option<&str>) -> Result<()> {
-    let Some(setting) = needed.filter(|_| !store.capabilities().fencing) else { return Ok(()) };
-    Err(Error::new(
-        ErrorKind::Unsupported,
-        format!(
-            "{setting} is set, but this store has no fencing tokens; leave it out, or use a store that has them"
-        ),
-    ))
+/// The abilities that the settings need.
+#[derive(Clone, Copy)]
+struct Needed {
+    /// The setting that needs fencing tokens.
+    fencing: Option<&'static str>,
+    lingers: bool,
+}
+
+impl Needed {
+    fn of(builder: &Builder) -> Self {
+        Self { fencing: builder.needs_fencing(), lingers: builder.linger.is_some() }
+    }
+
+    fn check(self, store: &dyn Store) -> Result<()> {
+        let can = store.capabilities();
+        if let Some(setting) = self.fencing.filter(|_| !can.fencing) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{setting} is set, but this store has no fencing tokens; leave it out, or use a store that has them"
+                ),
+            ));
+        }
+        if self.lingers && !can.lingers {
+            let message = "linger is set, but in this store no other process could ask for a hold that rests; leave it out, or use Redis or memory";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        Ok(())
+    }
 }

@@ -117,10 +117,11 @@ pub enum EventKind {
         /// The new fencing token.
         fence: Option<u64>,
     },
-    /// The store has confirmed the release.
+    /// The store has confirmed the release, or the hold [lingers](crate::Builder::linger): then its later release in the store is
+    /// no event, unless it fails.
     #[non_exhaustive]
     Released {
-        /// The time from the grant, or from the hand-off, to the confirmation.
+        /// The time from the grant, or from the hand-off, to the confirmation, or to the end of the last lease.
         held: Duration,
     },
     /// The store has not confirmed the release. The name stays taken until it expires.
@@ -165,7 +166,7 @@ pub enum EventKind {
 pub enum How {
     /// The store has granted it.
     Store,
-    /// Another lease of this manager was handed off to it.
+    /// Another lease of this manager was handed off to it, also after it [lingered](crate::Builder::linger).
     HandedOff,
     /// It shares the hold of other readers of this manager.
     Joined,

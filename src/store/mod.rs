@@ -372,6 +372,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Leaves a note for a holder that its name is wanted, and sends [`Hint::Want`] to the inbox of its manager. Changes
     /// nothing about the hold. Returns whether it has the name.
     ///
+    /// A request for [what rests](Want::only_resting) leaves no note. If the manager of the holder, whichever it is,
+    /// [lingers](HolderId::lingers), it sends [`Hint::Yield`], and returns true.
+    ///
     /// # Errors
     ///
     /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without notes, as this default is, and for any mode but

@@ -14,6 +14,7 @@ mod handoff;
 mod handoff_loss;
 mod handoff_turns;
 mod jobs;
+mod linger;
 mod loss;
 mod multi_lock;
 mod observe;

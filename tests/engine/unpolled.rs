@@ -461,6 +461,7 @@ calls! {
     "Holder::try_lock" => leases, holder = leases.holder(), holder.try_lock("n");
     "Holder::lock_timeout" => leases, holder = leases.holder(), holder.lock_timeout("n", T);
     "Lease::unlock" => leases, lease = leases.lock("n").lock().await.unwrap(), lease.unlock();
+    "Lease::unlock_now" => leases, lease = leases.lock("n").lock().await.unwrap(), lease.unlock_now();
     "LeaseManager::force_unlock" => leases, lease = leases.lock("n").lock().await.unwrap(), async { (leases.force_unlock("n", "test").await, lease) };
     "LeaseManager::close" => leases, lease = leases.lock("n").lock().await.unwrap(), async { (leases.close().await, lease) };
     "RwLock::read" => leases, lock = leases.rw_lock("n"), lock.read();

@@ -11,6 +11,7 @@ mod fair;
 mod fences;
 mod handoff;
 mod jobs;
+mod linger;
 mod loss;
 mod mixed;
 mod moving;

@@ -34,6 +34,7 @@ sometimes! {
     LateExecution,
     Reconnect,
     HandOff,
+    AskedToYield,
     ContendedWait,
     ReGrant,
     CrashTakeOver,

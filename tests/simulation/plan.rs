@@ -21,11 +21,16 @@ const SHARES: u64 = 75000;
 /// And with this, without services.
 const SERVES: u64 = 76000;
 
+/// And with this, without holds that rest.
+const LINGERS: u64 = 77000;
+
 /// All times in milliseconds.
 pub struct Plan {
     pub ttl: u64,
     pub poll: u64,
     pub handoff: u32,
+    /// For how long holds rest; not at all in most stories.
+    pub linger: Option<u64>,
     pub max_hold: Option<u64>,
     pub batch: usize,
     pub clients: usize,
@@ -157,12 +162,14 @@ impl Plan {
         let mut shares = Dice::new(seed ^ SHARES);
         let sharers = if shares.percent(40) { shares.between(1, 4) } else { 0 };
         let size = shares.between(1, 4) as u32;
+        let mut lingers = Dice::new(seed ^ LINGERS);
         let mut serves = Dice::new(seed ^ SERVES);
         let services = if serves.percent(15) { serves.between(1, 3) } else { 0 };
         Self {
             ttl,
             poll: dice.pick(&[ttl / 10, ttl / 3, ttl]),
             handoff: dice.pick(&[0, 1, 3, 127]),
+            linger: lingers.percent(30).then(|| lingers.between(1, ttl / 10)),
             max_hold: dice.percent(20).then(|| dice.between(ttl / 4, 2 * ttl)),
             batch: dice.pick(&[1, 2, 100]),
             clients: dice.between(2, 3) as usize,

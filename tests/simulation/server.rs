@@ -9,6 +9,7 @@ use leasehold::store::{
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// So that a step back does not pass zero.
 const ORIGIN: u64 = 1_000_000_000_000;
@@ -156,9 +157,10 @@ impl Server {
         let expires = self.expiry(now, request.ttl);
         let clock = self.clock(now);
         let (name, mode) = (&request.target.name, request.target.mode);
+        let lingers = self.lingering(name, now).is_some();
         let held = |until: u64| {
             let left = Duration::from_micros(until.saturating_sub(clock));
-            (Acquired::held(Some(left)), Deed::Nothing)
+            (Acquired::held(Some(left)).with_lingering(lingers), Deed::Nothing)
         };
         match self.own(name, request.holder, mode, now).map(|entry| entry.clone()) {
             Ok(own) if request.converts && own.mode != mode => {
@@ -216,6 +218,13 @@ impl Server {
                 (Acquired::granted(sent, fence), Deed::Created)
             }
         }
+    }
+
+    /// The manager that has a name, if a hold may rest there.
+    pub fn lingering(&mut self, name: &Name, now: u64) -> Option<Uuid> {
+        let entries = self.of_name(name, now);
+        let holder = entries.iter().find(|entry| entry.mode == Mode::Exclusive)?.token;
+        holder.lingers().then(|| holder.manager())
     }
 
     fn fence(&mut self, name: &Name, request: &Acquire, clock: u64) -> Option<u64> {

@@ -137,6 +137,10 @@ impl Story {
         if let Some(max) = plan.max_hold {
             builder = builder.max_hold(ms(max));
         }
+        // Without hand-offs nothing rests.
+        if let Some(linger) = plan.linger.filter(|_| plan.handoff > 0) {
+            builder = builder.linger(ms(linger));
+        }
         let manager = builder.build(client.clone()).expect("good settings");
         let mut callers = Vec::new();
         for _ in 0..plan.tasks {

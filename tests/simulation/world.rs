@@ -8,9 +8,10 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    About, Absence, Acquire, Acquired, Annotate, Arrival, Capabilities, Ends, ForceRelease,
-    HolderId, Inspect, Inspection, Mode, Name, Release, Released, RenewBatch, RenewCall, Renewal,
-    Renewed, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
+    About, Absence, Acquire, Acquired, Annotate, Arrival, Capabilities, Ends, ForceRelease, Hint,
+    HolderId, Inbox, InboxSender, Inspect, Inspection, Mode, Name, Release, Released, RenewBatch,
+    RenewCall, Renewal, Renewed, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
+    Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
+use uuid::Uuid;
 
 /// No closing that is alive takes so long.
 const STUCK: Duration = Duration::from_secs(60);
@@ -49,6 +51,8 @@ pub struct Inner {
     server_up: bool,
     subscriptions: Vec<Subscriber>,
     last_subscription: u64,
+    /// Those of managers that linger, with the number of their process.
+    inboxes: BTreeMap<Uuid, (usize, InboxSender)>,
     /// Names that a process held when it died.
     left_by_dead: BTreeSet<Name>,
     /// What tells when a process is closed.
@@ -121,6 +125,7 @@ impl World {
             server_up: true,
             subscriptions: Vec::new(),
             last_subscription: 0,
+            inboxes: BTreeMap::new(),
             left_by_dead: BTreeSet::new(),
             closings: BTreeMap::new(),
         };
@@ -351,6 +356,28 @@ impl Inner {
         fate
     }
 
+    /// Asks the manager that has a name to give it up, if it lingers. Messages to inboxes are lost as others are.
+    fn ask_to_yield(&mut self, world: &Arc<World>, name: &Name) -> bool {
+        let Some(manager) = self.server.lingering(name, world.now()) else { return false };
+        let Some((client, inbox)) = self.inboxes.get(&manager).cloned() else { return true };
+        let faults = &world.plan.faults;
+        let mut time = self.way(&world.plan);
+        if self.storm && self.dice.percent(faults.hint_lost) {
+            return true;
+        }
+        if self.storm && self.dice.percent(faults.hint_odd) {
+            time = self.dice.below(world.plan.ttl);
+        }
+        self.judge.saw(Sometimes::AskedToYield);
+        let (world, name) = (Arc::clone(world), name.clone());
+        tokio::spawn(async move {
+            if world.travels(client, Way::Back, time).await {
+                inbox.send(Hint::Yield(name));
+            }
+        });
+        true
+    }
+
     /// Sends the wake-ups of a name that became free; to how many.
     fn wake(&mut self, world: &Arc<World>, name: &Name) -> u64 {
         let faults = &world.plan.faults;
@@ -578,7 +605,7 @@ impl Store for Client {
 
     fn capabilities(&self) -> Capabilities {
         let can = Capabilities::default().with_renewal_batch(self.world.plan.batch);
-        let can = can.with_keeps(true);
+        let can = can.with_keeps(true).with_lingers(true);
         let permits = Mode::Permits { size: 1, take: 1 };
         can.with_mode(Mode::Read).with_mode(Mode::Write).with_mode(permits)
     }
@@ -723,6 +750,25 @@ impl Store for Client {
         let run =
             move |inner: &mut Inner, _: &Arc<World>, now: u64| inner.server.annotate(now, &request);
         self.call(what, None, Sort::Change, limit, run, |_, _, _| ()).await
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        assert!(request.only_resting, "nothing is stolen here");
+        let (name, limit) = (request.target.name, request.timeout);
+        let what = self.words(format_args!("ask for {name}"));
+        let run =
+            move |inner: &mut Inner, world: &Arc<World>, _: u64| inner.ask_to_yield(world, &name);
+        self.call(what, None, Sort::Passed, limit, run, |_, _, _| ()).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        // Version 8: it lingers.
+        if manager.get_version_num() != 8 {
+            return None;
+        }
+        let (sender, inbox) = Inbox::new(());
+        self.world.lock().inboxes.insert(manager, (self.id, sender));
+        Some(inbox)
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

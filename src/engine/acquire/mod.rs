@@ -21,6 +21,7 @@ use super::machine::mode;
 use super::machine::name::TurnOutcome;
 use super::shared::core::Core;
 use super::shared::hold::{Grant, Hold};
+use super::shared::job::Job;
 use super::shared::line::OpenArrival;
 use super::shared::options::Options;
 use super::shared::queue::{Asked, HandedOff, Waits};
@@ -291,7 +292,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         if self.once {
             return match Turn::at_once(&core.queue, self.name, self.mode, now) {
                 Some(turn) => self.begin(turn, now).await,
-                None => Box::pin(self.wait_out_silence()).await,
+                None => Box::pin(self.try_behind()).await,
             };
         }
         let mut waiter = self.waiter();
@@ -317,10 +318,16 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut gap = FIRST_GAP;
         let mut reported = false;
         loop {
-            let Waits { silent_since, mixed } = match waiter.pulse(now) {
+            let Waits { silent_since, mixed, resting } = match waiter.pulse(now) {
                 Ok(admission) => return Ok((admission, now)),
                 Err(waits) => waits,
             };
+            if let Some(hold) = resting
+                && handoff::end_rest(core, &hold)
+            {
+                now = core.now();
+                continue;
+            }
             self.report.waits(|| core.queue.ahead(self.name, waiter.number()));
             // After the pulse: `close` wakes each waiter that it finds.
             core.life.check()?;
@@ -461,12 +468,14 @@ impl<'core> AcquireLoop<'_, 'core> {
                         }
                     }
                 }
-                Ok(Acquired::Held { closed, .. }) if self.once => {
+                Ok(Acquired::Held { closed, lingers, .. }) if self.once => {
+                    self.ask_to_yield(lingers);
                     self.report.refused_by_store(closed);
                     core.queue.answered(self.name);
                     return Ok(None);
                 }
-                Ok(Acquired::Held { remaining, .. }) => {
+                Ok(Acquired::Held { remaining, lingers, .. }) => {
+                    self.ask_to_yield(lingers);
                     self.report.waits(|| 0);
                     unanswered.answered();
                     turn.held_elsewhere();
@@ -495,6 +504,13 @@ impl<'core> AcquireLoop<'_, 'core> {
                 }
             }
             now = core.now();
+        }
+    }
+
+    /// Asks the manager that has the name to give it up, if it rests there.
+    fn ask_to_yield(&self, lingers: bool) {
+        if lingers && mode::can_rest(self.mode) {
+            self.core.submit(Job::AskToYield(self.name.clone()));
         }
     }
 
@@ -643,6 +659,31 @@ impl<'core> AcquireLoop<'_, 'core> {
             let again_at = last.again_at;
             turn.note_ask(last);
             self.wait_to_retry(turn, hints, holder, again_at).await;
+        }
+    }
+
+    /// Takes over the hold that is before this call, which makes one attempt, if it rests. One that does not suit is released,
+    /// and the release awaited, as that of a hold of the same handle.
+    async fn try_behind(&self) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
+        let Some(hold) = core.queue.resting(self.name) else {
+            return self.wait_out_silence().await;
+        };
+        let mut waiter = self.waiter();
+        let mut now = core.now();
+        let mut admitted = waiter.pulse(now);
+        if admitted.is_err() {
+            handoff::end_rest(core, &hold);
+            now = core.now();
+            admitted = waiter.pulse(now);
+        }
+        if admitted.is_err() && timeout(core.timing.attempt, hold.until_over()).await.is_ok() {
+            now = core.now();
+            admitted = waiter.pulse(now);
+        }
+        match admitted {
+            Ok(admission) => self.admitted(admission, now).await,
+            Err(_) => self.check_modes().map(|()| None),
         }
     }
 

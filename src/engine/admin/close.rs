@@ -1,6 +1,7 @@
 //! Ends all leases of a manager.
 
 use super::revoke::lose_all;
+use crate::engine::hold::handoff;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::lifecycle::Stage;
@@ -22,6 +23,7 @@ pub(crate) struct CloseOutcome {
 pub(crate) async fn close(core: &Arc<Core>) -> CloseOutcome {
     core.ensure_running();
     core.set_closed();
+    core.queue.holds().iter().for_each(|hold| _ = handoff::end_rest(core, hold));
     // Before the first await: a close that is dropped there has fired all tokens.
     let holds = lose_everything(core);
     consume_budget().await;

@@ -18,6 +18,7 @@ use super::revoke::Revoked;
 use crate::engine::acquire::Claim;
 use crate::engine::acquire::attempt::Attempt;
 use crate::engine::acquire::turn::Turn;
+use crate::engine::hold::handoff;
 use crate::engine::machine::hold::State;
 use crate::engine::machine::name::TurnOutcome;
 use crate::engine::shared::calls;
@@ -84,6 +85,7 @@ pub(crate) async fn want(
         let own =
             core.queue.holds_of(name).into_iter().filter(|hold| hold.holder.to_string() == holder);
         own.for_each(|hold| hold.set_wanted());
+        handoff::yield_rest(core, name);
         match calls::want(core, Target::exclusive(name.clone()), holder.clone(), reason.clone())
             .await
         {

@@ -64,6 +64,7 @@ impl Work {
             Some(Job::Leave { target, holder, next }) => {
                 line::leave(core, target, holder, next).await
             }
+            Some(Job::AskToYield(name)) => calls::ask_to_yield(core, name).await,
             Some(Job::DeleteDescription { target, holder }) => {
                 describe::delete(core, target, holder).await;
             }

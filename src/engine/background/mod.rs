@@ -6,7 +6,7 @@
 pub(super) mod jobs;
 pub(crate) mod presence;
 
-use super::hold::{describe, renew};
+use super::hold::{describe, handoff, renew};
 use super::machine::hold::SentRenewal;
 use super::shared::calls::{self, caught, panicked};
 use super::shared::core::{Core, WorkQueues};
@@ -84,7 +84,8 @@ async fn next(hints: Option<&mut store::Inbox>) -> Option<Hint> {
     hints?.recv().await
 }
 
-/// Follows a hint of another manager: asks the store about the holds in question, or marks them as wanted.
+/// Follows a hint of another manager: asks the store about the holds in question, marks them as wanted, or ends
+/// their rest.
 fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
     match hint {
         Hint::Verify(name) => {
@@ -98,7 +99,11 @@ fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
                 );
             }
         }
-        Hint::Want(name) => core.queue.holds_of(&name).iter().for_each(|hold| hold.set_wanted()),
+        Hint::Want(name) => {
+            core.queue.holds_of(&name).iter().for_each(|hold| hold.set_wanted());
+            handoff::yield_rest(core, &name);
+        }
+        Hint::Yield(name) => handoff::yield_rest(core, &name),
     }
 }
 
@@ -241,6 +246,7 @@ fn own_ttl(core: &Core, hold: &Hold) -> Option<Duration> {
 async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
     let until = core.now() + core.timing.attempt * 2;
     let until = core.life.bounded(until);
+    core.queue.holds().iter().for_each(|hold| _ = handoff::end_rest(core, hold));
     let finish = async {
         loop {
             for _ in 0..jobs.len() {

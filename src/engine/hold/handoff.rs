@@ -29,7 +29,10 @@
 //!    [guard](crate::Lease::guard) names: it would let the writes of the last holder pass.
 //! 9. **By the size of the semaphore.** After a resize to fewer permits by this manager, those that are out are released in the
 //!    store, which alone knows when enough are back.
-//! 10. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//! 10. **It may rest before the next waiter is there**, where the manager lingers
+//!     ([`State::rest`](crate::engine::machine::hold::State::rest)). Then the first call that asks for the name has it handed
+//!     off, by the same rules, or released. Whatever ends the rest earlier has it released.
+//! 11. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!     released: no waiter waits for a future that is not polled.
 
 use super::describe;
@@ -40,10 +43,12 @@ use crate::engine::machine::mode;
 use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::{Grant, Hold, HolderAndFence, Inner};
+use crate::engine::shared::options::Options;
 use crate::engine::shared::queue::{HandedOff, Handoff};
 use crate::engine::shared::report::CallReport;
 use crate::engine::shared::settings::Settings;
 use crate::observe::{EventKind, How, Recorded};
+use crate::store::Name;
 use crate::util::sync::MutexGuard;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,10 +61,59 @@ pub(crate) fn leave(
     now: Instant,
     share: Share,
 ) -> Option<Phase> {
-    let mut inner = hand_off(core, hold, now)?;
+    leave_as(core, hold, now, share, AtEnd::Lingers)
+}
+
+/// Ends one lease of a share as [`leave`] does, but the hold does not rest.
+pub(super) fn leave_now(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    now: Instant,
+    share: Share,
+) -> Option<Phase> {
+    leave_as(core, hold, now, share, AtEnd::Releases)
+}
+
+/// What becomes of a hold whose last lease ends, if no call of this process waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtEnd {
+    /// It rests, if the manager lingers and it may.
+    Lingers,
+    Releases,
+}
+
+fn leave_as(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    now: Instant,
+    share: Share,
+    at_end: AtEnd,
+) -> Option<Phase> {
+    let mut inner = hand_off(core, hold, now, at_end)?;
     inner.leave_share(share);
     let leave = |state: &mut State, now| state.leave(&core.timing, now);
     Some(hold.update_locked(core, now, inner, None, leave))
+}
+
+/// Ends the rest of a hold, if it rests: it is handed off to the first waiter, if it suits that one, or released. Returns
+/// whether it rested.
+pub(crate) fn end_rest(core: &Arc<Core>, hold: &Arc<Hold>) -> bool {
+    let rests = hold.lock().state.rests();
+    if rests {
+        leave_in_background(core, hold, Share::FIRST);
+    }
+    rests
+}
+
+/// Follows the question of another manager for a name: gives it up, if it rests, and lets no hold of the same chain rest any
+/// more.
+pub(in crate::engine) fn yield_rest(core: &Arc<Core>, name: &Name) {
+    for hold in core.queue.holds_of(name) {
+        let rests = hold.lock().state.asked();
+        if rests {
+            leave_in_background(core, &hold, Share::FIRST);
+        }
+    }
 }
 
 /// Records that the work is done, and ends the lease: the release keeps the name closed for `keep`. As [`leave`]
@@ -86,13 +140,14 @@ pub(crate) fn leave_in_background(core: &Arc<Core>, hold: &Arc<Hold>, share: Sha
     }
 }
 
-/// Hands the hold off to the first waiter. Otherwise it returns the hold's data, locked.
+/// Hands the hold off to the first waiter, or lets it rest. Otherwise it returns the hold's data, locked.
 fn hand_off<'a>(
     core: &Arc<Core>,
     hold: &'a Arc<Hold>,
     now: Instant,
+    at_end: AtEnd,
 ) -> Option<MutexGuard<'a, Inner>> {
-    let (handoff, is_described) = match prepare(core, hold, now) {
+    let (handoff, is_described) = match prepare(core, hold, now, at_end) {
         Ok(next) => next,
         Err(inner) => return Some(inner),
     };
@@ -105,17 +160,23 @@ fn hand_off<'a>(
     None
 }
 
-/// Ends the hold for its holder and starts the next one, if it may be handed off. Returns what wakes its waiter, and
-/// whether the store describes the holder before it. If it may not, returns the hold's data, still locked.
+/// Ends the hold for its holder and starts the next one, if it may be handed off or may rest. Returns what wakes its waiter, and
+/// whether the store is to describe the next holder in place of the one before it. If it may not, returns the hold's data, still locked.
 fn prepare<'a>(
     core: &Arc<Core>,
     hold: &'a Arc<Hold>,
     now: Instant,
+    at_end: AtEnd,
 ) -> Result<(Handoff, bool), MutexGuard<'a, Inner>> {
     let mut inner = hold.lock();
+    let linger = core.settings.linger.filter(|_| at_end == AtEnd::Lingers);
     // Most names have none.
-    if !core.queue.is_contended(&hold.name) {
+    if linger.is_none() && !core.queue.is_contended(&hold.name) {
         return Err(inner);
+    }
+    if inner.state.is_resting() {
+        let renew = core.timing.renewal(inner.state.confirmed(), core.jitter());
+        inner.state.end_rest(now, renew);
     }
     let Settings { max_local_handoffs, fencing, .. } = core.settings;
     let reserved = fencing.filter(|_| hold.fence.is_some()).map(|fencing| fencing.block);
@@ -135,29 +196,58 @@ fn prepare<'a>(
     let is_offered = inner.state.is_offered();
     let mut event = Recorded::default();
     let mut is_described = false;
-    let next = core.queue.hand_off(&hold.name, slot, now, &chain, |options| {
+    let handed_off = core.queue.hand_off(&hold.name, slot, now, &chain, |options| {
         let state = inner.state.hand_off(now + core.timing.attempt);
-        let slot = inner.slot.take();
-        let fence = hold.fence.map(|fence| fence + 1);
-        let id = HolderAndFence { holder: hold.holder, fence };
-        let next = Hold::new(hold.target(), options, id, now, state, slot);
-        if let Some(described) = describe::for_next(&inner) {
-            is_described = true;
-            next.lock().described = Some(described);
-        }
+        let next =
+            next_of(hold, &mut inner, state, options, hold.fence.map(|fence| fence + 1), now);
+        is_described = next.lock().described.is_some();
         // Queued before the waiter can see the offer, and so before its grant.
         if !is_offered {
             event = hold.happened(core, now, EventKind::HandedOff { held: hold.held(now) });
         }
         next
     });
-    let Some(next) = next else { return Err(inner) };
+    let linger = linger.filter(|_| mode::can_rest(hold.mode) && hold.options.may_rest());
+    let next = match (handed_off, linger) {
+        (Some(next), _) => next,
+        (None, None) => return Err(inner),
+        (None, Some(linger)) => {
+            let rests = core.queue.rest(&hold.name, slot, || {
+                let state = inner.state.rest(&core.timing, now, linger)?;
+                let options = hold.options.clone();
+                let next = next_of(hold, &mut inner, state, options, hold.fence, now);
+                // For its holder this is the end, whatever the store still keeps.
+                event = hold.happened(core, now, EventKind::Released { held: hold.held(now) });
+                Some(next)
+            });
+            let Some(next) = rests else { return Err(inner) };
+            next
+        }
+    };
     let scheduled = inner.scheduled.take();
     drop(inner);
     event.finish();
     next.hold.start_after(core, hold, scheduled);
     hold.notify();
     Ok((next, is_described))
+}
+
+/// Makes the next hold of a chain, with the slot of the one before.
+fn next_of(
+    hold: &Hold,
+    inner: &mut Inner,
+    state: State,
+    options: Options,
+    fence: Option<u64>,
+    now: Instant,
+) -> Arc<Hold> {
+    let slot = inner.slot.take();
+    let id = HolderAndFence { holder: hold.holder, fence };
+    let next = Hold::new(hold.target(), options, id, now, state, slot);
+    if let Some(described) = describe::for_next(inner) {
+        next.lock().described = Some(described);
+    }
+    next
 }
 
 /// Hands the grant of a request that no call waits for off to a waiter, or releases it.
@@ -207,10 +297,10 @@ mod tests {
     use crate::engine::machine::timing::Timing;
     use crate::engine::run::Engine;
     use crate::engine::shared::core::core_in_memory;
-    use crate::engine::shared::options::{NO_OPTIONS, Options};
+    use crate::engine::shared::options::NO_OPTIONS;
     use crate::engine::shared::queue::Waits;
     use crate::error::Loss;
-    use crate::store::{MemoryStore, Mode, Name, Target};
+    use crate::store::{MemoryStore, Mode, Target};
     use std::future::Future;
     use std::pin::pin;
     use std::sync::Barrier;

@@ -183,12 +183,21 @@ fn flush<'a>(
 }
 
 /// Ends one lease of a share. If it is the last one, waits until the store has confirmed the release, or the hold was
-/// handed off.
+/// handed off, or rests.
 pub(crate) async fn unlock(core: &Arc<Core>, hold: &Arc<Hold>, share: Share) -> Result<()> {
     let now = core.now();
     match handoff::leave(core, hold, now, share) {
         Some(phase) => wait(core, hold, now, phase).await,
-        // A local waiter has it.
+        // A local waiter has it, or it rests.
+        None => Ok(()),
+    }
+}
+
+/// Ends one lease of a share as [`unlock`] does, but the hold does not rest.
+pub(crate) async fn unlock_now(core: &Arc<Core>, hold: &Arc<Hold>, share: Share) -> Result<()> {
+    let now = core.now();
+    match handoff::leave_now(core, hold, now, share) {
+        Some(phase) => wait(core, hold, now, phase).await,
         None => Ok(()),
     }
 }

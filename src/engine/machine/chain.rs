@@ -52,13 +52,15 @@ pub(super) struct Handoffs {
     pub(super) reached: Instant,
     /// To whom the hold may be handed off.
     pub(super) scope: HandoffScope,
+    /// Whether another manager has asked for the name since.
+    pub(super) asked: bool,
     count: u32,
 }
 
 impl Handoffs {
     /// Returns those of a grant that was requested at `sent`.
     pub(super) fn none(sent: Instant) -> Self {
-        Self { began: sent, reached: sent, scope: HandoffScope::Plain, count: 0 }
+        Self { began: sent, reached: sent, scope: HandoffScope::Plain, asked: false, count: 0 }
     }
 
     /// Returns those of the next hold.
@@ -68,12 +70,22 @@ impl Handoffs {
 
     /// Returns whether the store was asked so lately that waiters elsewhere do not wait long.
     pub(super) fn is_recent(&self, timing: &Timing, now: Instant) -> bool {
-        now < self.began + timing.longest_chain
+        now < self.ends(timing)
     }
 
     /// Returns whether the chain may go on, by its time and by a bound on its hand-offs.
     pub(super) fn may_go_on(&self, timing: &Timing, now: Instant, bound: u32) -> bool {
         self.count < bound && self.is_recent(timing, now)
+    }
+
+    /// Returns whether its holds may rest: no waiter elsewhere is known. The order of a line is that of all processes.
+    pub(super) fn may_rest(&self) -> bool {
+        self.scope == HandoffScope::Plain && !self.asked
+    }
+
+    /// Returns the time at which the chain ends.
+    pub(super) fn ends(&self, timing: &Timing) -> Instant {
+        self.began + timing.longest_chain
     }
 
     /// Returns the chain of a hold that keeps the name closed for `delay` beyond T.

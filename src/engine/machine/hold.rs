@@ -1,72 +1,24 @@
 //! The state machine of a hold: pure transitions over time, without I/O, locks or clocks.
 
 pub(crate) use super::count::{Recorder, Reentry};
+pub(crate) use super::phase::{ChangeVerdict, DueWork, Phase};
 pub(crate) use super::policy::HoldPolicy;
 pub(crate) use super::release::{Ended, Next};
 pub(crate) use super::renewal::{RenewalAttempt, SentRenewal};
 
 use super::chain::{Chain, HandoffScope, Handoffs};
 use super::count::CountRecord;
+use super::phase::{InFlight, Visible};
 use super::policy::{CallSite, NO_POLICY};
 use super::pulse::Pulse;
 use super::release::Release;
 use super::renewal::{NextRenewal, Renewals};
+use super::rest::{Rest, Standing};
 use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::{Absence, Keep};
 use std::time::Duration;
-
-/// The phase of a hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    Held,
-    AtRisk,
-    Lost(Loss),
-    /// The count is zero: the release is in flight, or will be retried.
-    Releasing,
-    /// The store has released it, or it is left to expire.
-    Released,
-}
-
-/// The work for a hold that is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DueWork {
-    Nothing,
-    Renew(RenewalAttempt),
-    Flush,
-    /// Flush it: its waiter did not accept it in time.
-    TakenBack,
-}
-
-/// The part of the state that tasks wait on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) struct Visible {
-    phase: Phase,
-    confirmed: Instant,
-    busy: bool,
-    over: bool,
-}
-
-/// The request in flight that changes the hold in the store. There is at most one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum InFlight {
-    None,
-    /// A change of the mode, which closes the hold itself if no lease is left at its end.
-    ModeChange,
-    Release,
-}
-
-/// The verdict on a change of the mode that made no hold of the new mode.
-#[derive(Clone, Debug)]
-pub(crate) enum ChangeVerdict {
-    /// The store has changed the mode by a request sent then, and no caller waits for it any more.
-    Changed {
-        sent: Instant,
-    },
-    NotYours(Absence),
-    Failed(Error),
-}
 
 /// The state of a hold and of its operations in flight.
 #[derive(Debug)]
@@ -75,8 +27,7 @@ pub(crate) struct State {
     in_flight: InFlight,
     /// True if the store may have changed the mode, and did not say so.
     mode_unknown: bool,
-    /// True if it was handed off to a waiter that has not accepted it yet.
-    offered: bool,
+    standing: Standing,
     renewals: Renewals,
     /// The end of `max_hold`.
     max_until: Option<Instant>,
@@ -103,7 +54,7 @@ impl State {
             phase: Phase::Held,
             in_flight: InFlight::None,
             mode_unknown: false,
-            offered: false,
+            standing: Standing::Accepted,
             renewals: Renewals::new(sent, renew),
             max_until,
             live: 1,
@@ -202,9 +153,19 @@ impl State {
         self.phase == Phase::Releasing
     }
 
-    /// Returns whether it was handed off to a waiter that has not accepted it.
+    /// Returns whether no caller has accepted it: it was handed off, or it rests.
     pub(in crate::engine) fn is_offered(&self) -> bool {
-        self.offered
+        self.standing != Standing::Accepted
+    }
+
+    /// Returns whether it rests.
+    pub(in crate::engine) fn rests(&self) -> bool {
+        self.is_resting() && self.believed()
+    }
+
+    /// Returns whether it rests, or was released or lost while it rested.
+    pub(in crate::engine) fn is_resting(&self) -> bool {
+        self.standing == Standing::Resting
     }
 
     /// Returns the loss, also one that only the release has found.
@@ -242,7 +203,7 @@ impl State {
 
     /// Returns whether a caller has a lease of it: one that was handed off or granted may not have reached its caller.
     pub(in crate::engine) fn is_in_hands(&self) -> bool {
-        !self.offered && self.live > self.policy().ahead
+        !self.is_offered() && self.live > self.policy().ahead
     }
 
     /// Returns whether the hold is to be renewed: a caller has a lease of it, or the call that will return one has a
@@ -260,6 +221,9 @@ impl State {
             self.phase = Phase::Lost(loss);
             self.renewals.stop();
             self.release.owed = owed;
+            if self.is_resting() {
+                self.live = 0;
+            }
         }
     }
 
@@ -297,7 +261,7 @@ impl State {
 
     /// Starts a renewal, or takes the hold back if its waiter has not accepted it.
     pub(in crate::engine) fn renew_or_recall(&mut self, timing: &Timing, now: Instant) -> DueWork {
-        if !self.offered || !self.believed() {
+        if !self.is_offered() || !self.believed() {
             return self.begin_renewal(timing, now);
         }
         self.leave(timing, now);
@@ -314,7 +278,7 @@ impl State {
     /// Starts a renewal, due or not, if the hold is to be renewed.
     pub(in crate::engine) fn begin_renewal(&mut self, timing: &Timing, now: Instant) -> DueWork {
         let until = self.believed_until(timing);
-        let may_renew = self.believed() && self.is_kept() && !self.offered && now < until;
+        let may_renew = self.believed() && self.is_kept() && !self.is_offered() && now < until;
         if may_renew && self.renewals.is_planned() {
             DueWork::Renew(self.renewals.begin(until))
         } else {
@@ -698,13 +662,45 @@ impl State {
         let next = Self {
             renewals: self.renewals.hand_off(earliest),
             policy: self.policy().handed_off(),
-            offered: true,
+            standing: Standing::Offered,
             handoffs: self.handoffs.next(),
             record: self.record.hand_off(),
             ..Self::granted(earliest, earliest, None, unsure_until)
         };
         self.replaced();
         next
+    }
+
+    /// Ends the hold for its holder, as [`hand_off`](Self::hand_off) does, but for a holder that is still to come: the next
+    /// state rests. Returns `None` if it may not.
+    pub(in crate::engine) fn rest(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        linger: Duration,
+    ) -> Option<Self> {
+        let NextRenewal::Due(due) = self.renewals.next else { return None };
+        let rest = Rest { linger, chain_ends: self.handoffs.ends(timing) };
+        let handoffs = self.handoffs;
+        let until = rest.until(now, due).filter(|_| handoffs.may_rest() && !self.is_offered())?;
+        let mut next = Self { standing: Standing::Resting, handoffs, ..self.hand_off(until) };
+        next.renewals.next = NextRenewal::Due(until);
+        Some(next)
+    }
+
+    /// Ends the rest, if it rests, so that it can be handed off and be renewed at `renew`, or released. It is only released if
+    /// its time has passed.
+    pub(in crate::engine) fn end_rest(&mut self, now: Instant, renew: Instant) {
+        if self.rests() {
+            self.standing = Standing::Offered;
+            self.renewals.end_rest(now, renew);
+        }
+    }
+
+    /// Records that another manager has asked for the name: no hold of the chain rests any more. Returns whether this one rests.
+    pub(in crate::engine) fn asked(&mut self) -> bool {
+        self.handoffs.asked = true;
+        self.rests()
     }
 
     /// Ends the hold for its holder: another one has taken its place.
@@ -725,7 +721,7 @@ impl State {
         self.expire(timing, now);
         let accepted = self.phase == Phase::Held && !timing.stale(self.renewals.confirmed, now);
         if accepted {
-            self.offered = false;
+            self.standing = Standing::Accepted;
             self.max_until = max_hold.map(|max| now + max);
         }
         accepted
@@ -1527,5 +1523,106 @@ mod tests {
         assert_eq!((state.join_again(at(350)), state.live()), (None, 2));
         state.lose(Loss::Gone, None);
         assert_eq!((state.join_again(at(350)), state.live()), (Some(Reentry::Lost(Loss::Gone)), 2));
+    }
+
+    const LINGER: Duration = Duration::from_millis(20);
+
+    /// One that rests from 50 ms on, as far as it may.
+    fn rests(mut state: State, linger: Duration) -> Option<(State, State)> {
+        let next = state.rest(&timing(), at(50), linger)?;
+        Some((state, next))
+    }
+
+    #[test]
+    fn hold_that_rests_is_over_for_its_holder_and_is_not_renewed() {
+        let (state, mut next) = rests(held(), LINGER).unwrap();
+        assert_eq!((state.phase(), state.live(), state.is_over()), (Phase::Released, 0, true));
+        assert!(next.is_resting() && next.is_offered() && !next.is_in_hands());
+        assert_eq!((next.phase(), next.wake_at(&timing())), (Phase::Held, Some(at(70))));
+        assert_eq!(next.begin_renewal(&timing(), at(60)), DueWork::Nothing);
+        assert_eq!(next.tick(&timing(), at(69)), DueWork::Nothing);
+        assert_eq!(next.tick(&timing(), at(70)), DueWork::TakenBack);
+        assert_eq!((next.phase(), next.needs_flush()), (Phase::Releasing, true));
+    }
+
+    #[test]
+    fn rest_ends_with_the_chain_and_before_a_renewal() {
+        // A tenth of T after the grant.
+        let (_, next) = rests(held(), Duration::from_secs(1)).unwrap();
+        assert_eq!(next.wake_at(&timing()), Some(at(100)));
+        let early = State::granted(at(0), at(60), None, None);
+        let (_, next) = rests(early, Duration::from_secs(1)).unwrap();
+        assert_eq!(next.wake_at(&timing()), Some(at(60)));
+        let due = State::granted(at(0), at(50), None, None);
+        assert!(rests(due, LINGER).is_none());
+        assert!(held().rest(&timing(), at(100), LINGER).is_none());
+        // A renewal that is in flight.
+        let mut renewing = State::granted(at(0), at(40), None, None);
+        renew(&mut renewing, 40);
+        assert!(rests(renewing, LINGER).is_none());
+    }
+
+    #[test]
+    fn hold_that_others_wait_for_does_not_rest() {
+        for scope in [HandoffScope::All, HandoffScope::Before(at(0))] {
+            let mut state = held();
+            state.set_handoff_scope(scope);
+            assert!(rests(state, LINGER).is_none(), "{scope:?}");
+        }
+        let mut state = held();
+        assert!(!state.asked());
+        assert!(state.rest(&timing(), at(50), LINGER).is_none());
+        // Nor does the next one of its chain.
+        let mut next = state.hand_off(at(60));
+        assert!(next.accept(&timing(), at(50), None));
+        assert!(next.rest(&timing(), at(50), LINGER).is_none());
+        // One that comes back from its waiter is released.
+        let mut offered = held().hand_off(at(60));
+        assert!(offered.rest(&timing(), at(50), LINGER).is_none());
+        let (_, mut next) = rests(held(), LINGER).unwrap();
+        assert!(next.asked());
+    }
+
+    #[test]
+    fn rest_that_ends_in_time_goes_on_as_a_hand_off() {
+        let (_, mut next) = rests(held(), LINGER).unwrap();
+        next.end_rest(at(60), at(333));
+        assert!(!next.is_resting() && next.is_offered());
+        assert!(next.may_hand_off(&timing(), at(60), 1), "the rest itself is none");
+        let mut taken = next.hand_off(at(60));
+        assert!(!taken.may_hand_off(&timing(), at(60), 1));
+        assert!(taken.accept(&timing(), at(60), None));
+        assert_eq!(
+            (taken.phase(), taken.live(), taken.wake_at(&timing())),
+            (Phase::Held, 1, Some(at(333)))
+        );
+        // Not again: the other call finds what it is now.
+        next.end_rest(at(60), at(333));
+        assert!(!next.may_hand_off(&timing(), at(60), 9));
+    }
+
+    /// The process did not run meanwhile.
+    #[test]
+    fn rest_whose_time_has_passed_is_only_released() {
+        for late in [70, 400, 5_000] {
+            let (_, mut next) = rests(held(), LINGER).unwrap();
+            next.end_rest(at(late), at(late + 333));
+            assert!(!next.may_hand_off(&timing(), at(late), 9), "{late}");
+            next.leave(&timing(), at(late));
+            assert_eq!(next.is_over(), late == 5_000, "expired by then");
+            assert_eq!(next.needs_flush(), late != 5_000);
+        }
+    }
+
+    #[test]
+    fn loss_of_a_hold_that_rests_waits_for_no_lease() {
+        for (loss, owed) in [(Loss::Closed, Some(at(160))), (Loss::Revoked, None)] {
+            let (_, mut next) = rests(held(), LINGER).unwrap();
+            next.lose(loss, owed);
+            assert_eq!((next.live(), next.is_resting()), (0, true));
+            assert_eq!((next.needs_flush(), next.is_over()), (owed.is_some(), owed.is_none()));
+            next.end_rest(at(60), at(333));
+            assert!(!next.may_hand_off(&timing(), at(60), 9));
+        }
     }
 }

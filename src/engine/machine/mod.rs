@@ -6,6 +6,7 @@
 //! - [`name`] is one name in this process: its [`occupants`], its [`waiters`], what they are offered, and the [`effects`] of a
 //!   transition.
 //! - Both read [`timing`], ask about a [`mode`] here, and take a call for polled by its [`pulse`].
+//! - [`rest`] says for how long a hold without a holder is kept.
 //! - [`overrun`] says when the process acts on work that does not stop.
 //! - [`pause`] yields to waiters of other processes, and [`schedule`] is what the watchdog does when.
 
@@ -19,10 +20,12 @@ pub(super) mod occupants;
 mod offers;
 pub(super) mod overrun;
 pub(super) mod pause;
+mod phase;
 pub(super) mod policy;
 pub(super) mod pulse;
 mod release;
 mod renewal;
+pub(super) mod rest;
 pub(super) mod schedule;
 pub(super) mod timing;
 pub(super) mod waiters;

@@ -55,6 +55,15 @@ pub(in crate::engine) fn can_hand_off(mode: Mode) -> bool {
     }
 }
 
+/// Returns whether a hold of this mode may rest, where the manager lingers.
+pub(in crate::engine) fn can_rest(mode: Mode) -> bool {
+    match mode {
+        Mode::Exclusive => true,
+        // A writer would rest in the way of all readers, and its end admits many at once. Permits would be missing elsewhere.
+        Mode::Read | Mode::Write | Mode::Permits { .. } => false,
+    }
+}
+
 /// Returns whether a hold can be handed off to a call that asks the store: other holds of the name may end meanwhile.
 pub(in crate::engine) fn can_seek(mode: Mode) -> bool {
     match mode {

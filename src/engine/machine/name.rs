@@ -21,7 +21,9 @@
 //!    the line allow it. Otherwise it is handed off to no waiter: none is overtaken.
 //! 8. **Readers join in order.** A waiter joins the youngest read hold when all before it have been admitted. Until it has
 //!    joined, its place is kept: it is back in the queue if that hold ends first.
-//! 9. **An idle name remembers nothing.** Without an occupant there is no waiter, no offer, no last request and no silence.
+//! 9. **A hold that rests blocks no call**: [`NameState::resting`] shows it to the call that finds nothing else, which ends the
+//!    rest.
+//! 10. **An idle name remembers nothing.** Without an occupant there is no waiter, no offer, no last request and no silence.
 
 use super::chain::Chain;
 use super::effects::{Effect, Effects, Step, Times};
@@ -123,6 +125,8 @@ struct Contention<H> {
     seeker: Option<Seeker>,
     /// The last request of such a call, when a hold was handed off to it, for the next turn.
     last_ask: Option<LastAsk>,
+    /// The number of the slot whose hold rests.
+    resting: Option<u64>,
 }
 
 /// The youngest read hold of a name, by the number of its slot.
@@ -165,6 +169,7 @@ impl<H> Default for Contention<H> {
             read_hold: None,
             seeker: None,
             last_ask: None,
+            resting: None,
         }
     }
 }
@@ -275,6 +280,12 @@ impl<H: Clone + PartialEq> NameState<H> {
     /// Returns the silence of the store; `None` if it has answered all requests.
     pub(in crate::engine) fn silence(&self) -> Option<Silence> {
         self.silent_since.map(|since| Silence { since, heard: self.heard })
+    }
+
+    /// Returns the hold that rests. The first call that asks for the name ends its rest.
+    pub(in crate::engine) fn resting(&self) -> Option<&H> {
+        let number = self.contention.as_ref()?.resting?;
+        self.occupants.get(number)?.hold()
     }
 
     /// Returns whether a call that makes one attempt may ask now.
@@ -593,6 +604,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         let Some(contention) = self.contention.as_deref_mut() else { return };
         let is = |number: u64| gone.iter().any(|occupant| occupant.number == number);
         contention.read_hold.take_if(|read_hold| is(read_hold.number));
+        contention.resting.take_if(|number| is(*number));
         let seeker = contention.seeker.take_if(|seeker| is(seeker.number));
         let has_ended =
             |hold: &H| gone.iter().filter_map(Occupant::hold).any(|ended| ended == hold);
@@ -755,6 +767,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         let before = self.occupants.change(slot, |occupant| occupant.occupy(Some(next.clone())));
         step.effects.drop(before.flatten());
         let contention = self.contention.get_or_insert_default();
+        contention.resting = None;
         let waiter = if is_asking { None } else { contention.waiters.remove(waiter_no) };
         let turn = if is_asking {
             step.effects.push(Effect::HandOff { to: waiter_no, hold: next });
@@ -786,6 +799,21 @@ impl<H: Clone + PartialEq> NameState<H> {
             self.occupants.take(number);
             self.advance(step);
         }
+    }
+
+    /// Returns whether the hold of this slot may rest: nothing else of this process asks for the name or waits, and none is
+    /// known to wait elsewhere.
+    pub(in crate::engine) fn may_rest(&self, slot: u64) -> bool {
+        let is_only = |occupant: &Occupant<H>| occupant.number == slot;
+        let is_alone = self.occupants.only().is_some_and(is_only) && !self.has_waiters();
+        is_alone && self.contention.as_ref().is_none_or(|own| own.served_at.is_none())
+    }
+
+    /// Puts the next hold of a chain into its slot, where it rests.
+    pub(in crate::engine) fn rest(&mut self, slot: u64, next: H, effects: &mut Effects<H>) {
+        let before = self.occupants.change(slot, |occupant| occupant.occupy(Some(next)));
+        effects.drop(before.flatten());
+        self.contention.get_or_insert_default().resting = Some(slot);
     }
 
     /// Withdraws the offer of a hold from a waiter that did not accept it in time.
@@ -910,6 +938,7 @@ mod tests {
     //! | a read hold ends before a waiter has joined it | `reader_that_has_not_joined_waits_where_it_was` |
     //! | a reader becomes a writer while a waiter is about to join it | `reader_may_join_a_hold_that_has_become_a_writer` |
     //! | an upgrade is refused | `upgrade_that_is_refused_admits_readers` |
+    //! | a hold rests, and is handed off or ends | `hold_that_rests_is_handed_off_to_the_next_waiter`, `end_of_a_hold_that_rests_admits_the_next_waiter`; `engine::linger` |
     //! | a silence ends with the last turn | `silence_ends_with_the_last_turn` |
     //! | a chain is not young, and waiters elsewhere listen | `old_chain_serves_those_that_were_there_at_its_grant` |
     //! | a semaphore has become smaller | `permit_granted_before_a_resize_is_not_handed_off` |
@@ -1873,5 +1902,55 @@ mod tests {
         let [waiter, other] = rig.waiters(X);
         assert_eq!((rig.state.ahead(Some(waiter)), rig.state.ahead(Some(other))), (0, 1));
         assert_eq!((rig.state.ahead(None), rig.state.next_arrival(at(0))), (2, None));
+    }
+
+    /// Returns a slot whose hold "a" has left it to "b", which rests.
+    fn resting() -> (Rig, u64) {
+        let mut rig = Rig::default();
+        let slot = rig.hold(X, "a");
+        assert!(rig.state.may_rest(slot) && rig.state.resting().is_none());
+        rig.run(|state, step| state.rest(slot, "b", step.effects));
+        assert_eq!((rig.effects(), rig.state.resting()), (vec![Drop("a")], Some(&"b")));
+        (rig, slot)
+    }
+
+    #[test]
+    fn hold_that_rests_is_handed_off_to_the_next_waiter() {
+        let (mut rig, slot) = resting();
+        assert_eq!(rig.try_enter(X), None);
+        let [waiter] = rig.waiters(X);
+        assert_eq!(rig.state.resting(), Some(&"b"));
+        assert!(rig.hand_off(slot, &CHAIN, "c"));
+        assert_eq!(rig.effects(), [Drop("b"), HandOff { to: waiter, hold: "c" }]);
+        assert_eq!(rig.state.resting(), None);
+        // And may rest again.
+        assert!(rig.state.may_rest(slot));
+    }
+
+    #[test]
+    fn end_of_a_hold_that_rests_admits_the_next_waiter() {
+        let (mut rig, slot) = resting();
+        let [waiter] = rig.waiters(Mode::Read);
+        assert!(!rig.hand_off(slot, &CHAIN, "c"));
+        assert!(rig.leave(slot));
+        assert_eq!(rig.effects(), [Drop("b"), Wake(waiter)]);
+        assert_eq!(rig.state.resting(), None);
+    }
+
+    #[test]
+    fn hold_rests_only_if_nobody_is_known_to_wait() {
+        let (rig, slot, _) = three_behind_a_hold();
+        assert!(!rig.state.may_rest(slot));
+        let mut rig = Rig::default();
+        let slot = rig.try_enter(X).expect("a turn");
+        let served_at = Some(slot);
+        let granted = Granted { number: slot, mode: X, is_own: true, was_forced: false, served_at };
+        rig.run(|state, step| state.keep(granted, step.effects));
+        rig.install(slot, X, "a");
+        assert!(!rig.state.may_rest(slot), "waiters elsewhere listen");
+        let mut rig = Rig::default();
+        let slot = rig.hold(X, "a");
+        rig.run(|state, step| state.seize(X, step));
+        assert!(!rig.state.may_rest(slot), "a steal asks");
     }
 }

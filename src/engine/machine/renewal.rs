@@ -85,6 +85,14 @@ impl Renewals {
         }
     }
 
+    /// Plans the next one for `renew` after a rest, or none if the time of the rest has passed.
+    pub(super) fn end_rest(&mut self, now: Instant, renew: Instant) {
+        self.next = match self.next {
+            NextRenewal::Due(until) if now < until => NextRenewal::Due(renew),
+            _ => NextRenewal::Stopped,
+        };
+    }
+
     /// Begins an attempt.
     pub(super) fn begin(&mut self, believed_until: Instant) -> RenewalAttempt {
         let number = self.attempts.wrapping_add(1);

@@ -72,6 +72,13 @@ pub(in crate::engine) async fn want(
     ask(core, || core.store.want(request)).await
 }
 
+/// Has the store ask the manager that has a name to give up a hold that rests. A question that is lost costs the time for which
+/// it lingers.
+pub(in crate::engine) async fn ask_to_yield(core: &Core, name: Name) {
+    let request = Want::resting(Target::exclusive(name), core.timing.attempt);
+    let _ = ask(core, || core.store.want(request)).await;
+}
+
 /// Asks the store for the note that was left for a holder.
 pub(crate) async fn read_note(
     core: &Core,

@@ -552,6 +552,7 @@ impl Hold {
             described.lost_at = Some(now);
         }
         let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
+        let rests = believed_until.is_some() && inner.state.is_resting();
         let over = inner.state.is_over();
         let slot = if over { inner.slot.take() } else { None };
         let notifies = before.is_some_and(|before| before != inner.state.visible());
@@ -595,7 +596,8 @@ impl Hold {
                 self.notify();
             }
         }
-        if let Some(until) = believed_until {
+        // What happens to a hold without a holder is no news.
+        if let Some(until) = believed_until.filter(|_| !rests) {
             self.trace(is, until.saturating_duration_since(now), failure);
         }
         result

@@ -26,6 +26,8 @@ pub(crate) enum Job {
     /// Give up the arrival that a request of this holder id may have recorded in the line, or record that of the waiter that
     /// arrived at `next` in its stead.
     Leave { target: Target, holder: HolderId, next: Option<Instant> },
+    /// Ask the manager that has this name to give up a hold that rests.
+    AskToYield(Name),
     /// Delete the description of a hold that was released.
     DeleteDescription { target: Target, holder: HolderId },
 }

@@ -40,6 +40,7 @@ struct Set {
     label: Option<Arc<str>>,
     class: &'static str,
     fair: bool,
+    never_rests: bool,
     on_overrun: Option<Overrun>,
 }
 
@@ -54,6 +55,7 @@ impl Default for Set {
             label: None,
             class: DEFAULT_CLASS,
             fair: false,
+            never_rests: false,
             on_overrun: None,
         }
     }
@@ -234,6 +236,18 @@ impl Options {
     /// Returns whether the handle takes part in the order of the waiters of all processes.
     pub(in crate::engine) fn is_fair(&self) -> bool {
         self.0.as_ref().is_some_and(|set| set.fair)
+    }
+
+    /// Returns those of a handle whose holds never rest: others choose by what is taken.
+    pub(crate) fn without_rest() -> Self {
+        let mut options = Self::default();
+        options.set().never_rests = true;
+        options
+    }
+
+    /// Returns whether a hold may rest. One of a set, or of an election, has a pulse.
+    pub(in crate::engine) fn may_rest(&self) -> bool {
+        self.0.as_ref().is_none_or(|set| !set.never_rests && set.pulse.is_none())
     }
 
     /// Returns what the process does if a lease outlives its loss, if it is another action than that of the manager.

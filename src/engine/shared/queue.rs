@@ -134,6 +134,8 @@ pub(crate) struct Waits {
     pub(crate) silent_since: Option<Instant>,
     /// Whether this process may use the name as another kind of lock.
     pub(crate) mixed: bool,
+    /// The hold that rests, if one does: its rest is to end.
+    pub(crate) resting: Option<Arc<Hold>>,
 }
 
 /// A hold that is handed off.
@@ -335,6 +337,7 @@ impl Queue {
                 state.pulse(waiter, demand, step).ok_or_else(|| Waits {
                     silent_since: state.silence().map(|silence| silence.since),
                     mixed: state.is_mixed(demand.mode),
+                    resting: state.resting().cloned(),
                 })
             });
             let admitted = match admitted {
@@ -556,6 +559,28 @@ impl Queue {
         let effects = guard.defer(effects);
         drop(guard);
         Some(Handoff { hold, effects })
+    }
+
+    /// Installs the hold of `next` in the slot of the hold before, where it rests, if no call waits. `next` may refuse.
+    pub(in crate::engine) fn rest(
+        &self,
+        name: &Name,
+        slot: u64,
+        next: impl FnOnce() -> Option<Arc<Hold>>,
+    ) -> Option<Handoff> {
+        let mut effects = Effects::default();
+        let mut guard = self.lock();
+        let state = guard.names.get_mut(name).filter(|state| state.may_rest(slot))?;
+        let hold = next()?;
+        state.rest(slot, Arc::clone(&hold), &mut effects);
+        let effects = guard.defer(effects);
+        drop(guard);
+        Some(Handoff { hold, effects })
+    }
+
+    /// Returns the hold of a name that rests.
+    pub(in crate::engine) fn resting(&self, name: &Name) -> Option<Arc<Hold>> {
+        self.look(name, |state| state.resting().cloned()).flatten()
     }
 
     /// Withdraws the offer of `hold` from a waiter that did not accept it in time. Returns the effects.

@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     pub(crate) max_poll_interval: Duration,
     /// The maximum number of consecutive hand-offs in memory.
     pub(crate) max_local_handoffs: u32,
+    /// For how long a hold rests that no call waits for.
+    pub(crate) linger: Option<Duration>,
     pub(crate) fencing: Option<Fencing>,
     /// Returns the class of a name whose handle has none.
     pub(crate) classify: Option<Classify>,
@@ -36,6 +38,7 @@ impl Settings {
         warn_held: None,
         max_poll_interval: Duration::from_secs(1),
         max_local_handoffs: 0,
+        linger: None,
         fencing: None,
         classify: None,
         #[cfg(feature = "testing")]

@@ -62,6 +62,9 @@ pub struct Capabilities {
     /// [`HolderInfo`](crate::store::HolderInfo) then reports. Otherwise the engine sends none, and the count is known to the
     /// process alone that has the hold.
     pub counts: bool,
+    /// True if a refusal reports that the holder's manager [lingers](crate::store::HolderId::lingers), and
+    /// [`Store::want`](crate::store::Store::want) brings it the question of a manager that waits. Without that no hold rests.
+    pub lingers: bool,
     modes: Modes,
     /// Why there are no readers and writers, where the store knows more than that.
     against_read_write: Option<&'static str>,
@@ -114,6 +117,7 @@ impl Default for Capabilities {
             keeps: false,
             own_ttl: false,
             reserves: false,
+            lingers: false,
             modes: Modes::of(Mode::Exclusive),
             counts: true,
             against_read_write: None,
@@ -233,6 +237,12 @@ impl Capabilities {
     #[must_use]
     pub fn with_reserves(self, reserves: bool) -> Self {
         Self { reserves, ..self }
+    }
+
+    /// Sets [`lingers`](Self::lingers).
+    #[must_use]
+    pub fn with_lingers(self, lingers: bool) -> Self {
+        Self { lingers, ..self }
     }
 }
 

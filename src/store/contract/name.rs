@@ -192,6 +192,13 @@ impl HolderId {
         self.manager
     }
 
+    /// Returns whether its manager [lingers](crate::Builder::linger), so that a hold without a holder may rest. The id of such a
+    /// manager is a UUID of version 8; that of any other one, as of Redisson, is of version 4.
+    #[must_use]
+    pub fn lingers(self) -> bool {
+        self.manager.get_version_num() == 8
+    }
+
     /// Returns the number. A manager draws larger ones for later requests.
     #[must_use]
     pub fn number(self) -> u64 {

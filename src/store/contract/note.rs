@@ -110,6 +110,10 @@ pub struct Want {
     pub from: String,
     /// The author of the wish, and its reason.
     pub reason: Reason,
+    /// Whether only a hold that rests is wanted, of whichever holder, because a manager waits for the name: see
+    /// [`Capabilities::lingers`](crate::store::Capabilities::lingers). Then `from` and `reason` are empty, no note is left, and
+    /// the hint is [`Hint::Yield`].
+    pub only_resting: bool,
     /// The time that the attempt may take.
     pub timeout: Duration,
 }
@@ -118,7 +122,14 @@ impl Want {
     /// Creates the request.
     #[must_use]
     pub fn new(target: Target, from: String, reason: Reason, timeout: Duration) -> Self {
-        Self { target, from, reason, timeout }
+        Self { target, from, reason, only_resting: false, timeout }
+    }
+
+    /// Creates the request for a name that a manager waits for, whose hold may rest.
+    #[must_use]
+    pub fn resting(target: Target, timeout: Duration) -> Self {
+        let reason = Reason { by: "".into(), why: "".into() };
+        Self { only_resting: true, ..Self::new(target, String::new(), reason, timeout) }
     }
 }
 
@@ -130,6 +141,8 @@ pub enum Hint {
     Verify(Name),
     /// A hold of this name is wanted.
     Want(Name),
+    /// Another manager asks for this name: a hold that rests is to be released.
+    Yield(Name),
 }
 
 impl Hint {
@@ -141,6 +154,7 @@ impl Hint {
         match word {
             "verify" => Some(Self::Verify(name)),
             "want" => Some(Self::Want(name)),
+            "yield" => Some(Self::Yield(name)),
             _ => None,
         }
     }
@@ -233,6 +247,7 @@ mod tests {
         let name = |name| Name::new(name).unwrap();
         assert_eq!(Hint::of_message("verify a b"), Some(Hint::Verify(name("a b"))));
         assert_eq!(Hint::of_message("want {t}:a"), Some(Hint::Want(name("{t}:a"))));
+        assert_eq!(Hint::of_message("yield a"), Some(Hint::Yield(name("a"))));
         for text in ["", "verify", "verify ", "steal a", "verify {a", "0"] {
             assert_eq!(Hint::of_message(text), None, "{text}");
         }

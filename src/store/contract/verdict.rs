@@ -4,6 +4,8 @@ use super::keep::{Closed, Mark};
 use super::metadata::{BEGINNING, Metadata, Owner};
 use super::mode::Mode;
 use super::note::Note;
+#[cfg(doc)]
+use super::request::HolderId;
 use super::request::{RenewBatch, Renewal};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -40,6 +42,9 @@ pub enum Acquired {
         /// [`Capabilities::keeps`](crate::store::Capabilities::keeps) names [`Mark::Done`], so that a job which waits ends at
         /// once. It may leave out another mark. On a quorum, one node is enough to name it.
         closed: Option<Mark>,
+        /// Whether the holder's manager [lingers](HolderId::lingers), as far as the store knows. Then this manager asks it to give
+        /// a hold that rests up, by [`Want::resting`](crate::store::Want::resting).
+        lingers: bool,
     },
     /// A change of the mode found that the hold is no longer there, or a steal found the name free.
     NotYours(Absence),
@@ -74,7 +79,16 @@ impl Acquired {
     /// Creates a refusal, with the remaining time of the holder if the store knows it.
     #[must_use]
     pub fn held(remaining: Option<Duration>) -> Self {
-        Self::Held { remaining, closed: None }
+        Self::Held { remaining, closed: None, lingers: false }
+    }
+
+    /// Adds to a refusal whether the holder's manager [lingers](HolderId::lingers).
+    #[must_use]
+    pub fn with_lingering(mut self, lingering: bool) -> Self {
+        if let Self::Held { lingers, .. } = &mut self {
+            *lingers = lingering;
+        }
+        self
     }
 
     /// Adds to a refusal the mark that keeps the name closed.

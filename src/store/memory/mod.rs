@@ -278,8 +278,11 @@ impl State {
     fn held(&mut self, name: &Name, now: Instant) -> Acquired {
         let holder = self.entry(name, now);
         let closed = holder.as_ref().and_then(|entry| entry.closed).map(|(mark, _)| mark);
+        let lingers =
+            closed.is_none() && holder.as_ref().is_some_and(|entry| entry.holder.lingers());
         Acquired::held(holder.map(|entry| entry.expires.saturating_duration_since(now)))
             .with_closed(closed)
+            .with_lingering(lingers)
     }
 
     /// Returns the microseconds since 1970.

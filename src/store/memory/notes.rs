@@ -86,9 +86,17 @@ pub(super) fn steal(
 }
 
 pub(super) fn want(state: &mut State, request: &Want, now: Instant) -> Result<bool> {
-    let Want { target, from, reason, .. } = request;
+    let Want { target, from, reason, only_resting, .. } = request;
     Steal::check_mode(target.mode)?;
     state.shared_as(&target.name, target.mode.kind(), now)?;
+    if *only_resting {
+        let holder = state.entry(&target.name, now).map(|entry| entry.holder);
+        let holder = holder.filter(|holder| holder.lingers());
+        if let Some(inbox) = holder.and_then(|holder| state.inboxes.get(&holder.manager())) {
+            inbox.send(Hint::Yield(target.name.clone()));
+        }
+        return Ok(holder.is_some());
+    }
     let is_holder =
         state.entry(&target.name, now).is_some_and(|entry| entry.holder.to_string() == *from);
     if is_holder {

@@ -30,6 +30,7 @@ impl Store for MemoryStore {
             .with_keeps(true)
             .with_own_ttl(true)
             .with_reserves(true)
+            .with_lingers(true)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)
             .with_mode(Mode::Permits { size: 1, take: 1 })

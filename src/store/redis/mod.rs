@@ -64,6 +64,7 @@ fn abilities(layout: Layout) -> Capabilities {
         .with_reserves(true);
     match layout {
         Layout::Redisson => can
+            .with_lingers(true)
             .with_line(Line::Arrivals)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)

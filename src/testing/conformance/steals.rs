@@ -3,10 +3,11 @@
 use super::party::*;
 use crate::clock::Instant;
 use crate::error::ErrorKind;
-use crate::store::{Absence, Act, Fencing, ForceRelease, Hint, Mode};
+use crate::store::{Absence, Acquired, Act, Fencing, ForceRelease, Hint, HolderId, Mode, Want};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
+use uuid::Uuid;
 
 /// Returns whether the verdict of a renewal fits a hold that ended by this act. A store without notes does not know it.
 fn is_reported(absence: Option<Absence>, act: Act) -> bool {
@@ -232,5 +233,46 @@ pub async fn fences_grow_from_steal_to_steal(harness: &dyn Harness) {
         let after = granted(thief.steal(&old).await).fence;
         assert!(old.follows(before, after), "{before:?} {after:?}");
         (old, before) = (thief, after);
+    }
+}
+
+/// A refusal reports that the holder's manager lingers, and the question of the one that waits reaches its inbox. No other
+/// manager is asked.
+pub async fn manager_that_lingers_is_asked_to_yield(harness: &dyn Harness) {
+    let (mut holder, other) = Party::two(harness, &unique("rest")).await;
+    if !holder.store.capabilities().lingers {
+        return;
+    }
+    let manager = uuid::Builder::from_custom_bytes(Uuid::new_v4().into_bytes()).into_uuid();
+    let mut inbox = holder.store.inbox(manager).expect("it has inboxes");
+    for lingers in [false, true] {
+        if lingers {
+            holder.holder = HolderId::new(manager, 1);
+        }
+        let ask = || other.store.want(Want::resting(other.target(), PATIENCE));
+        assert!(!ask().await.expect("an answer"), "it is free");
+        granted(holder.acquire().await);
+        match other.acquire().await {
+            Ok(Acquired::Held { remaining, closed: None, lingers: reported }) => {
+                assert_eq!(reported, lingers);
+                assert!(remaining.is_some_and(|left| left <= LONG && left > LONG / 2));
+            }
+            verdict => panic!("{verdict:?}"),
+        }
+        assert_eq!(ask().await.expect("an answer"), lingers);
+        if lingers {
+            // The subscription may not be there yet.
+            let hint = loop {
+                let heard = timeout(Duration::from_millis(200), inbox.recv()).await;
+                if let Ok(Some(hint)) = heard {
+                    break hint;
+                }
+                ask().await.expect("an answer");
+            };
+            assert_eq!(hint, Hint::Yield(holder.name.clone()));
+        }
+        assert!(holder.holds(1).await, "a question takes nothing");
+        assert_eq!(holder.note().await, None);
+        assert_eq!(released(holder.release(0).await), None);
     }
 }

@@ -10,7 +10,8 @@
 --
 -- Reply  the first fencing token (0: none)   granted; an even one is not ahead of the clock
 --        -3 or less                          held: -4 less the holder's time to live in ms, or -3 without one
---                                            less 2^52 more if the mark `leasehold:done` keeps it closed
+--                                            less 2^52 more if the mark `leasehold:done` keeps it closed; less 2^51 more
+--                                            if the holder is of a manager that lingers, whose uuid is of version 8
 --        an error                            WRONGTYPE, also for a read-write lock, which can have several holders
 --
 -- Twice is harmless: the time to live is absolute. The second run finds its own holder id and reads the fencing
@@ -26,8 +27,13 @@ if not free then
     error(redis.error_reply(READ_WRITE))
   end
   if call('HEXISTS', lock, holder) == 0 then
-    if call('HEXISTS', lock, 'leasehold:done') == 1 then
+    -- The only field. A user who may not ask hears nothing of it, but the mark.
+    local field = try('HGETALL', lock)[1]
+    if field == 'leasehold:done' or not field and call('HEXISTS', lock, 'leasehold:done') == 1 then
       return -4503599627370500 - left
+    end
+    if field and string.find(field, '^%x+%-%x+%-8%x+%-%x+%-%x+:') then
+      return -2251799813685252 - left
     end
     return -4 - left
   end

@@ -26,9 +26,9 @@ macro_rules! lua_files {
             permits_common permits_force permits_inspect permits_release permits_renew permits_resize permits_wake
             plain_acquire plain_acquire_alone plain_grant plain_holder_of plain_holds plain_inspect plain_look
             plain_mine plain_record plain_release plain_release_keep plain_steal_grant propose publish publish_shard
-            record release release_alone release_function release_keep renew reserve run rw_acquire rw_common
-            rw_force rw_grant rw_inspect rw_leave rw_release rw_renew rw_wake steal steal_grant wake wake_function
-            want
+            record release release_alone release_function release_keep renew reserve rest_yield run rw_acquire
+            rw_common rw_force rw_grant rw_inspect rw_leave rw_release rw_renew rw_wake steal steal_grant wake
+            wake_function want
         )
     };
     ($folder:literal: $($name:ident)+) => {

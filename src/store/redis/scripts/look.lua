@@ -18,5 +18,10 @@ local function look(lock, holder)
   if call('HEXISTS', lock, holder) == 1 then
     return false, nil
   end
+  -- As in `acquire.lua`.
+  local field = try('HGETALL', lock)[1]
+  if field and string.find(field, '^%x+%-%x+%-8%x+%-%x+%-%x+:') then
+    return false, -2251799813685252 - left
+  end
   return false, -4 - left
 end

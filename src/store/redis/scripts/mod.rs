@@ -76,6 +76,7 @@ pub(super) struct Scripts {
     pub(super) acquires_by_set: bool,
     pub(super) steal: Script,
     pub(super) want: Script,
+    pub(super) rest_yield: Script,
 }
 
 impl Scripts {
@@ -116,6 +117,7 @@ macro_rules! scripts {
             line_leave: script!("line_leave", FORM),
             steal: script!("steal", FORM),
             want: script!("want", FORM),
+            rest_yield: script!("rest_yield", FORM),
         }
     }};
 }

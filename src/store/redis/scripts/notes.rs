@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::store::contract::mode::Kind;
 use crate::store::redis::{Element, EngineCaller, RedisStore};
 use crate::store::{
-    Acquire, Acquired, Act, ForceRelease, HolderId, Inspect, Mode, Note, Reason, Steal,
+    Acquire, Acquired, Act, ForceRelease, HolderId, Inspect, Mode, Name, Note, Reason, Steal,
     StoreFuture, Want, failed,
 };
 use std::collections::BTreeSet;
@@ -57,8 +57,11 @@ pub(in crate::store::redis) fn steal(
 
 /// Reports to a holder that its name is wanted.
 pub(in crate::store::redis) async fn want(store: &RedisStore, request: Want) -> Result<bool> {
-    let Want { target, from, reason, timeout } = request;
+    let Want { target, from, reason, only_resting, timeout } = request;
     Steal::check_mode(target.mode)?;
+    if only_resting {
+        return ask_to_yield(store, &target.name, timeout).await;
+    }
     let mut call = ScriptCall::of(1);
     call.key(&store.keys.lock(&target.name));
     call.key(&store.keys.note(&target.name));
@@ -73,6 +76,22 @@ pub(in crate::store::redis) async fn want(store: &RedisStore, request: Want) -> 
         hint_sender(store, timeout).send([from.as_str()], &format!("want {}", target.name));
     }
     Ok(is_holder)
+}
+
+/// Asks the manager that has a name to give up a hold that rests. Returns whether it lingers.
+async fn ask_to_yield(store: &RedisStore, name: &Name, timeout: Duration) -> Result<bool> {
+    let mut call = ScriptCall::of(1);
+    call.key(&store.keys.lock(name));
+    call.text(&store.keys.inbox().concat());
+    call.text(name.as_str());
+    let reply = store.caller.run(&store.scripts.rest_yield, call, timeout).await?;
+    let holder = match reply.first() {
+        Some(Element::Text(holder)) => holder,
+        Some(Element::Int(_)) => return Ok(false),
+        _ => return Err(reply::malformed_reply()),
+    };
+    hint_sender(store, timeout).send([holder.as_str()], &format!("yield {name}"));
+    Ok(true)
 }
 
 /// Deletes a name by force. Returns whether it was held.

@@ -55,6 +55,8 @@ pub(super) fn remaining(millis: i64) -> Option<Duration> {
 
 /// By how much `acquire.lua` lowers its reply if the mark of work that is done keeps the lock closed.
 const DONE: u64 = 1 << 52;
+/// By how much it lowers its reply if the holder's manager lingers.
+const LINGERS: u64 = 1 << 51;
 /// The longest time to live in ms, as in `common.lua`.
 const LONGEST_TTL: u64 = 31_536_000_000;
 
@@ -76,9 +78,13 @@ pub(super) fn acquired(
         Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
         Code::Other(left) => {
             // A time that is really so long can only be one that another client has set.
-            let of_mark = left.checked_sub(DONE).filter(|left| *left <= LONGEST_TTL + 1);
-            let left = of_mark.unwrap_or(left).checked_sub(1).map(Duration::from_millis);
-            Ok(Acquired::held(left).with_closed(of_mark.map(|_| Mark::Done)))
+            let lowered_by = |by| left.checked_sub(by).filter(|left| *left <= LONGEST_TTL + 1);
+            let of_mark = lowered_by(DONE);
+            let of_lingering = lowered_by(LINGERS);
+            let left = of_mark.or(of_lingering).unwrap_or(left);
+            Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))
+                .with_closed(of_mark.map(|_| Mark::Done))
+                .with_lingering(of_lingering.is_some()))
         }
     }
 }

@@ -3,9 +3,9 @@
 use super::keep::{Closed, Mark};
 use super::metadata::{BEGINNING, Metadata, Owner};
 use super::mode::Mode;
-use super::note::Note;
 #[cfg(doc)]
-use super::request::HolderId;
+use super::name::HolderId;
+use super::note::Note;
 use super::request::{RenewBatch, Renewal};
 use crate::clock::Instant;
 use crate::error::{Error, Result};

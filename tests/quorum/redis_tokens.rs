@@ -176,7 +176,7 @@ async fn chain_longer_than_the_block_asks_the_nodes_again() {
 }
 
 #[tokio::test]
-async fn readers_of_two_managers_and_writers_have_growing_tokens() {
+async fn readers_of_two_managers_have_tokens_between_two_writers() {
     let servers = Servers::start(3);
     let (here, there) = (connect(&servers.urls()).await, connect(&servers.urls()).await);
     lock(&here, "warm").await.unlock().await.expect("all are old enough");
@@ -186,7 +186,7 @@ async fn readers_of_two_managers_and_writers_have_growing_tokens() {
         let (one, two) = tokio::join!(one.read(), two.read());
         let (one, two) = (one.expect("no writer"), two.expect("no writer"));
         let (a, b) = (one.fence().expect("a token"), two.fence().expect("a token"));
-        assert!(a != b && a.min(b) > last, "round {round}: {a} {b} after {last}");
+        assert!(a.min(b) > last, "round {round}: {a} {b} after {last}");
         one.unlock().await.expect("held");
         two.unlock().await.expect("held");
         let edit = there.rw_lock("page").write().await.expect("free");

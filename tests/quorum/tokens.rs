@@ -192,12 +192,13 @@ async fn chain_of_hand_offs_ends_with_the_reserved_tokens() {
     assert_eq!(faults[0].calls(Call::Reserve), 4);
 }
 
+/// They may share one. None is refused because others were quicker.
 #[tokio::test(start_paused = true)]
-async fn readers_that_ask_at_once_have_tokens_of_their_own() {
+async fn readers_that_ask_at_once_have_tokens_between_two_writers() {
     let nodes = Nodes::new(3);
     let last = Cell::new(0);
     for round in 0..20 {
-        let processes: Vec<_> = (0..4).map(|_| nodes.process()).collect();
+        let processes: Vec<_> = (0..12).map(|_| nodes.process()).collect();
         // Their requests come to the nodes in different orders.
         for (index, (_, faults)) in processes.iter().enumerate() {
             for (node, faults) in faults.iter().enumerate() {
@@ -208,20 +209,24 @@ async fn readers_that_ask_at_once_have_tokens_of_their_own() {
         let mut calls = tokio::task::JoinSet::new();
         for (leases, _) in &processes {
             let leases = leases.clone();
-            calls.spawn(async move { leases.rw_lock("page").read().await.expect("no writer") });
+            calls.spawn(async move {
+                let page = leases.rw_lock("page").try_read().await;
+                page.expect("a majority has it").expect("no writer")
+            });
         }
         let pages = calls.join_all().await;
-        let mut tokens: Vec<u64> = pages.iter().map(|page| page.fence().expect("one")).collect();
-        tokens.sort_unstable();
-        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
-        assert!(tokens[0] > last.get(), "{tokens:?} after {}", last.get());
+        let tokens: Vec<u64> = pages.iter().map(|page| page.fence().expect("one")).collect();
+        let (least, most) = (tokens.iter().min(), tokens.iter().max());
+        assert!(least > Some(&last.get()), "{tokens:?} after {}", last.get());
         for page in pages {
             page.unlock().await.expect("held");
         }
         let edit = processes[0].0.rw_lock("page").write().await.expect("free");
         last.set(edit.fence().expect("a token"));
-        assert!(last.get() > tokens[3]);
+        assert!(Some(&last.get()) > most, "{} after {tokens:?}", last.get());
         edit.unlock().await.expect("held");
+        // The release reaches the third node, too.
+        sleep(T / 20).await;
     }
 }
 

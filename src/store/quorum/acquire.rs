@@ -117,8 +117,9 @@ async fn run_ballot(inner: &Arc<Inner>, request: &Acquire) -> Outcome {
     // A hold that is there keeps its token.
     let fence = living.as_ref().and_then(|held| held.fence);
     let fencing = inner.fencing_of(request).filter(|_| fence.is_none());
-    let (numbering, round) =
-        fencing.map(|fencing| Numbering::new(inner.nodes.len(), fencing)).unzip();
+    let (numbering, round) = fencing
+        .map(|fencing| Numbering::new(inner.nodes.len(), request.target.mode, fencing))
+        .unzip();
     let mut tally = inner.ask(|node, answers| {
         let request = Acquire { arrival, ..node.request(request, holder, limit) };
         let counts = living.as_ref().is_none_or(|held| held.counts(node.index));

@@ -52,7 +52,7 @@ pub(super) async fn convert(inner: Arc<Inner>, request: Acquire) -> Result<Acqui
     let (decide, ballot) = Ballot::new(sent);
     let (numbering, round) = inner
         .fencing_of(&request)
-        .map(|fencing| Numbering::new(inner.nodes.len(), fencing))
+        .map(|fencing| Numbering::new(inner.nodes.len(), request.target.mode, fencing))
         .unzip();
     let mut tally = inner.ask(|node, answers| {
         let answers = BallotAnswers { verdicts: answers, round: round.clone() };

@@ -495,6 +495,7 @@ async fn quorum_of_plain_nodes_is_the_layout_of_redlock() {
         }
     })
     .await;
+    assert!(lease.fence().is_some(), "all nodes reserve the token");
     let holder = lease.holder_id().to_string();
     let held = |server: &Server| !set_by_hand(server, "job", "peer", millis(1));
     assert!(servers.iter().filter(|server| held(server)).count() >= 2);

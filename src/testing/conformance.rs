@@ -154,7 +154,8 @@ macro_rules! conformance_suite {
             wish_leaves_a_note_and_the_hold
             forced_release_with_a_reason_leaves_a_note
             forced_release_from_one_holder_frees_no_other
-            fences_grow_from_steal_to_steal manager_that_lingers_is_asked_to_yield
+            fences_grow_from_steal_to_steal
+            manager_that_lingers_is_asked_to_yield
         }
     };
     (@each $test:tt $harness:tt $($case:ident)+) => {

@@ -92,6 +92,21 @@ async fn tokens_grow_past_a_node_that_is_ahead() {
     assert!(tokens.grow(&leases).await > ahead);
 }
 
+/// One node whose tokens are at their end keeps that to itself.
+#[tokio::test]
+async fn node_whose_tokens_are_at_their_end_does_not_count() {
+    let servers = Servers::start(3);
+    let leases = connect(&servers.urls()).await;
+    let mut tokens = Tokens::default();
+    tokens.grow(&leases).await;
+    for last in ["9007199252999990", "9007199253000000"] {
+        servers.0[0].command(&["SET", &fence_key("job"), last]);
+        for _ in 0..5 {
+            assert!(tokens.grow(&leases).await < 9_007_199_000_000_000, "{last}");
+        }
+    }
+}
+
 /// The other nodes know the last token, and the clocks are those of one machine.
 #[tokio::test]
 async fn tokens_grow_across_a_flush_of_one_node() {

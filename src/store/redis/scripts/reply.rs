@@ -342,7 +342,7 @@ fn closed(holder: &str, text: &str, left: Option<Duration>) -> Option<Closed> {
 fn not_a_lock() -> Error {
     Error::new(
         ErrorKind::WrongType,
-        "the hash under this name is not a plain lock (one field, a count); it was left untouched",
+        "what is under this name is not a lock of one holder; it was left untouched",
     )
 }
 

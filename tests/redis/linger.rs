@@ -4,13 +4,16 @@ use super::cluster::shared;
 use super::errors::{app, lease_url, set_user};
 use super::{JAVA, exists, lock_by_hand, millis, refused_only};
 use kit::{Resp, Server, eventually, look, within};
-use leasehold::{Builder, ErrorKind, LeaseManager};
+use leasehold::{Builder, ErrorKind, Lease, LeaseManager};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const T: Duration = Duration::from_secs(30);
 /// The longest one.
 const LONG: Duration = Duration::from_secs(3);
 const SHORT: Duration = Duration::from_millis(200);
+const SECOND: Duration = Duration::from_secs(1);
 
 async fn connect(server: &Server, builder: Builder) -> LeaseManager {
     builder.connect(&server.url()).await.expect("a manager")
@@ -250,5 +253,44 @@ async fn process_that_asks_on_a_cluster_is_granted_soon() {
         times.sort();
         println!("sharded: {sharded}, granted after {:?} to {:?}", times[0], times[11]);
         assert!(times[6] < LONG / 10, "{times:?}");
+    }
+}
+
+/// Locks and unlocks a name all the time, until `end`; then it keeps the lease, if it has one.
+async fn churn(leases: LeaseManager, name: String, end: Arc<AtomicBool>) -> Option<Lease> {
+    let mut lock = leases.lock(name);
+    loop {
+        let lease = lock.lock_timeout(millis(20)).await.ok().flatten();
+        if end.load(Ordering::Relaxed) {
+            return lease;
+        }
+        if let Some(lease) = lease {
+            let _ = lease.unlock().await;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The message of a steal finds a hold that rests, or is taken over at that time. The next of the chain is verified, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn steal_is_known_at_once_where_rests_are_taken_over() {
+    let server = Server::start();
+    let here = connect(&server, lingering(LONG)).await;
+    let there = connect(&server, LeaseManager::builder().ttl(T)).await;
+    inboxes(&server, 2).await;
+    for round in 0..60 {
+        let name = format!("cart:{round}");
+        let end = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn(churn(here.clone(), name.clone(), Arc::clone(&end)));
+        // At another point of the churn each time.
+        tokio::time::sleep(Duration::from_micros(2_000 + round * 37)).await;
+        let stolen = there.lock(&name).steal("a test").await.expect("an answer");
+        tokio::time::sleep(Duration::from_micros(300)).await;
+        end.store(true, Ordering::Relaxed);
+        let kept = task.await.expect("no panic");
+        let (Some(stolen), Some(kept)) = (stolen, kept) else { continue };
+        // Far less than the third of the time to live in which a renewal would find out.
+        eventually(SECOND, || kept.check().is_err() || stolen.check().is_err()).await;
+        stolen.unlock().await.expect("the only holder");
     }
 }

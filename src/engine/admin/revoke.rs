@@ -40,17 +40,11 @@ pub(crate) fn lose(core: &Arc<Core>, name: &Name, loss: Loss) -> bool {
 /// Loses all holds that this process has of a name, and returns them.
 pub(in crate::engine) fn lose_all(core: &Arc<Core>, name: &Name, loss: Loss) -> Vec<Arc<Hold>> {
     let mut lost = Vec::new();
-    let mut numbers = HashSet::new();
-    loop {
-        // A hold may be handed off between this lookup and `lose`; look again.
-        let mut new = core.queue.holds_of(name);
-        new.retain(|hold| numbers.insert(hold.number));
-        if new.is_empty() {
-            return lost;
-        }
-        new.iter().for_each(|hold| hold.lose(core, loss));
-        lost.extend(new);
-    }
+    core.queue.each_hold_of(name, |hold| {
+        hold.lose(core, loss);
+        lost.push(Arc::clone(hold));
+    });
+    lost
 }
 
 /// Holds whose keys are deleted by force. If that fails or is dropped, their releases are owed to

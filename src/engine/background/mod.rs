@@ -7,7 +7,7 @@ pub(super) mod jobs;
 pub(crate) mod presence;
 
 use super::hold::{describe, handoff, renew};
-use super::machine::hold::SentRenewal;
+use super::machine::hold::{SentRenewal, State};
 use super::shared::calls::{self, caught, panicked};
 use super::shared::core::{Core, WorkQueues};
 use super::shared::hold::Hold;
@@ -90,17 +90,19 @@ fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
     match hint {
         Hint::Verify(name) => {
             core.queue.doubted(&name);
-            for hold in core.queue.holds_of(&name) {
-                let core = Arc::clone(core);
+            core.queue.each_hold_of(&name, |hold| {
+                // Due before the task begins: it is not handed off, nor does it rest, before the store has answered.
+                hold.update(core, State::renew_at);
+                let (core, hold) = (Arc::clone(core), Arc::clone(hold));
                 // A renewal that is in flight may have run before the act, so one more follows it.
                 let limit = core.timing.attempt * 2;
                 tasks.spawn(
                     async move { drop(timeout(limit, renew::renew_now(&core, &hold)).await) },
                 );
-            }
+            });
         }
         Hint::Want(name) => {
-            core.queue.holds_of(&name).iter().for_each(|hold| hold.set_wanted());
+            core.queue.each_hold_of(&name, |hold| hold.set_wanted());
             handoff::yield_rest(core, &name);
         }
         Hint::Yield(name) => handoff::yield_rest(core, &name),

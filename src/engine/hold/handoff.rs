@@ -108,12 +108,12 @@ pub(crate) fn end_rest(core: &Arc<Core>, hold: &Arc<Hold>) -> bool {
 /// Follows the question of another manager for a name: gives it up, if it rests, and lets no hold of the same chain rest any
 /// more.
 pub(in crate::engine) fn yield_rest(core: &Arc<Core>, name: &Name) {
-    for hold in core.queue.holds_of(name) {
+    core.queue.each_hold_of(name, |hold| {
         let rests = hold.lock().state.asked();
         if rests {
-            leave_in_background(core, &hold, Share::FIRST);
+            leave_in_background(core, hold, Share::FIRST);
         }
-    }
+    });
 }
 
 /// Records that the work is done, and ends the lease: the release keeps the name closed for `keep`. As [`leave`]

@@ -28,6 +28,7 @@ use crate::engine::machine::timing::Timing;
 use crate::engine::machine::waiters::Demand;
 use crate::store::{HolderId, Mode, Name, NameMap, Wakeups};
 use crate::util::sync::{Mutex, MutexGuard};
+use std::collections::HashSet;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -637,6 +638,20 @@ impl Queue {
     /// Returns the hold of a name that has this holder id.
     pub(in crate::engine) fn hold_of(&self, name: &Name, holder: HolderId) -> Option<Arc<Hold>> {
         self.look(name, |state| state.holds().find(|hold| hold.holder == holder).cloned()).flatten()
+    }
+
+    /// Calls `visit` for each hold of a name, also for one that is handed off while this runs. `visit` must keep a hold from being
+    /// handed off again and again, as its loss does, or a renewal that is due.
+    pub(in crate::engine) fn each_hold_of(&self, name: &Name, mut visit: impl FnMut(&Arc<Hold>)) {
+        let mut visited = HashSet::new();
+        loop {
+            let mut new = self.holds_of(name);
+            new.retain(|hold| visited.insert(hold.number));
+            if new.is_empty() {
+                return;
+            }
+            new.iter().for_each(&mut visit);
+        }
     }
 
     /// Returns the holds that this process has of a name.

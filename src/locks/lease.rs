@@ -603,8 +603,8 @@ impl Lease {
     /// Releases the lease, as [`unlock`](Lease::unlock) does, but it does not [linger](crate::Builder::linger): unless a waiter of
     /// this manager gets the hold, the store has released the name when this call returns.
     ///
-    /// Use it before you tell another process that the name is free. Without `linger` it is the same as
-    /// [`unlock`](Lease::unlock).
+    /// Use it before you tell another process that the name is free, and on the last of nested leases: while another one is
+    /// there, nothing is released, and that one may linger. Without `linger` it is the same as [`unlock`](Lease::unlock).
     ///
     /// # Errors
     ///

@@ -179,12 +179,15 @@ impl Builder {
     ///
     /// A hold that rests is released when its time ends, when another process asks for the name, and with the manager. A
     /// process that uses leasehold asks by a message, so it waits for a round trip more. Redisson, and a process
-    /// whose message is lost, wait for the rest of the time. A few tens of milliseconds are enough for most uses.
+    /// whose message is lost, wait for the rest of the time, and for longer if this process locks the name again meanwhile: up
+    /// to a tenth of the TTL. A few tens of milliseconds are enough for most uses.
     ///
     /// **Do not use it** where a message can overtake the release. [`unlock`](crate::Lease::unlock) returns before the store has
     /// released the name, so another process that hears "I am done" may be refused by [`try_lock`](crate::Lock::try_lock). There, use
     /// [`unlock_now`](crate::Lease::unlock_now), or [`lock_timeout`](crate::Lock::lock_timeout). If the process
-    /// crashes while a hold rests, others wait for the TTL, as after any crash. Meanwhile
+    /// crashes while a hold rests, others wait for the TTL, as after any crash. It is the same if the process ends without
+    /// [`close`](crate::LeaseManager::close), or if the runtime ends on which the manager works, as in memory and with
+    /// [`dedicated_thread(false)`](Self::dedicated_thread): nothing is left then that could release the name. Meanwhile
     /// [`inspect`](crate::LeaseManager::inspect) of any process reports the last holder.
     ///
     /// Only [`lock`](crate::LeaseManager::lock) lingers. Fair locks do not, because their order is that of all processes. Read-write

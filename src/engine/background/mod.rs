@@ -93,7 +93,8 @@ fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
             core.queue.each_hold_of(&name, |hold| {
                 // Due before the task begins: it is not handed off, nor does it rest, before the store has answered.
                 hold.update(core, State::renew_at);
-                let (core, hold) = (Arc::clone(core), Arc::clone(hold));
+                let core = Arc::clone(core);
+                let hold = Arc::clone(hold);
                 // A renewal that is in flight may have run before the act, so one more follows it.
                 let limit = core.timing.attempt * 2;
                 tasks.spawn(

@@ -146,6 +146,7 @@ impl Capabilities {
     }
 
     /// Sets the error of a request to read or to write.
+    #[cfg(feature = "redis")]
     pub(crate) fn with_reason_against_read_write(self, reason: &'static str) -> Self {
         Self { against_read_write: Some(reason), ..self }
     }

@@ -86,7 +86,7 @@ mod tests {
                 Arc::new(Self { engine, inside: AtomicI32::new(0), last_fence: AtomicU64::new(0) });
             test(&world);
             // Time stands still, so no rest ends by itself.
-            core.queue.holds().iter().for_each(|hold| _ = handoff::end_rest(&core, hold));
+            handoff::end_rests(&core);
             // The last reference ends the engine.
             drop(world);
             worker.join().unwrap();

@@ -83,11 +83,11 @@ async fn other_process_is_granted_soon_after_it_asks() {
         times.sort();
         println!("granted after {:?}, at most {:?}", times[10], times[19]);
         assert!(times[10] < LONG / 30, "{times:?}");
-        // One that asks in vain has asked.
+        // A refused attempt asks for the rest to end, too.
         rest(&here, "cart").await;
         assert!(there.lock("cart").try_lock().await.expect("an answer").is_none());
         eventually(LONG / 2, || !exists(&server, "cart")).await;
-        // So has a set, whose names are asked for in one request.
+        // So does a set, whose names are asked for in one request.
         rest(&here, "{c}1").await;
         let start = Instant::now();
         let mut set = there.multi_lock(["{c}1", "{c}2"]).expect("a set");

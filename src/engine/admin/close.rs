@@ -23,7 +23,7 @@ pub(crate) struct CloseOutcome {
 pub(crate) async fn close(core: &Arc<Core>) -> CloseOutcome {
     core.ensure_running();
     core.set_closed();
-    core.queue.holds().iter().for_each(|hold| _ = handoff::end_rest(core, hold));
+    handoff::end_rests(core);
     // Before the first await: a close that is dropped there has fired all tokens.
     let holds = lose_everything(core);
     consume_budget().await;

@@ -249,7 +249,7 @@ fn own_ttl(core: &Core, hold: &Hold) -> Option<Duration> {
 async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
     let until = core.now() + core.timing.attempt * 2;
     let until = core.life.bounded(until);
-    core.queue.holds().iter().for_each(|hold| _ = handoff::end_rest(core, hold));
+    handoff::end_rests(core);
     let finish = async {
         loop {
             for _ in 0..jobs.len() {

@@ -105,6 +105,11 @@ pub(crate) fn end_rest(core: &Arc<Core>, hold: &Arc<Hold>) -> bool {
     rests
 }
 
+/// Ends the rests of all holds, as [`end_rest`] does.
+pub(crate) fn end_rests(core: &Arc<Core>) {
+    core.queue.holds().iter().for_each(|hold| _ = end_rest(core, hold));
+}
+
 /// Follows the question of another manager for a name: gives it up, if it rests, and lets no hold of the same chain rest any
 /// more.
 pub(in crate::engine) fn yield_rest(core: &Arc<Core>, name: &Name) {

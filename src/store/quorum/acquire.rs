@@ -9,7 +9,7 @@ use super::node::{Ballot, BallotAnswers};
 use super::release::release;
 use super::tally::{Tally, describe_acquired, granted, remaining};
 use super::tokens::Numbering;
-use super::{Inner, node_limit, random, stale};
+use super::{Inner, SHORTEST_WAIT, node_limit, random, stale};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
 use crate::store::{Acquire, Acquired, Arrival, Mark, Mode, Release, StoreFuture, failed};
@@ -22,9 +22,6 @@ use tokio::time::sleep;
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 /// The most ballots of one acquire. After these, the name may not be split, but have a holder that lacks a node.
 const MAX_BALLOTS: u32 = 6;
-
-/// The shortest time that nodes which were silent before have once the others have answered.
-const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
 /// The outcome of a ballot.
 enum Outcome {
@@ -147,10 +144,9 @@ async fn run_ballot(inner: &Arc<Inner>, request: &Acquire) -> Outcome {
     abstain(&inner.nodes, &mut tally);
     let passed = inner.clock.now().saturating_duration_since(sent);
     let fence = match numbering {
-        Some(numbering) if tally.votes(granted).yes >= majority => {
+        Some(numbering) => {
             numbering.number(&mut tally, request.timeout.saturating_sub(passed)).await
         }
-        Some(_) => None,
         None => fence,
     };
     let votes = tally.votes(granted);

@@ -48,6 +48,8 @@ const NODES: std::ops::RangeInclusive<usize> = 3..=15;
 const SHORTEST_LIMIT: Duration = Duration::from_millis(50);
 /// The time limit of a query of all nodes.
 const QUERY_LIMIT: Duration = Duration::from_secs(3);
+/// The shortest time that nodes which are slow have in a ballot once the others have answered.
+const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
 /// Grants what a majority of N independent stores grants.
 ///

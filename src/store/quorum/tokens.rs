@@ -22,8 +22,8 @@
 //! and the token is larger than all from before. So it is larger than that of each earlier writer, and a later grant has a
 //! larger one. `tests/protocol/src/tokens.rs` is a model of this page but for the readers.
 
-use super::random;
 use super::tally::{Answers, Tally, granted};
+use super::{SHORTEST_WAIT, random};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Acquired, Fencing, Mode};
 use std::time::Duration;
@@ -35,8 +35,6 @@ const MOST_TOKENS: u32 = 8;
 /// A token that was outrun is followed by one that is larger by up to so much, so that two which are outrun by each other
 /// differ then.
 const LONGEST_LEAP: f64 = 64.0;
-/// The shortest time that slow nodes have once those that granted have answered.
-const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
 /// The answer of a node to the token that it was given.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +100,7 @@ impl Numbering {
     }
 
     /// Has a majority store a token that is larger than all proposals of a majority. Returns it. If no majority stores one,
-    /// the votes of those that granted and did not store it become errors.
+    /// the votes of those that granted and did not store it become errors. Without a majority of grants it does nothing.
     pub(super) async fn number(
         mut self,
         tally: &mut Tally<Acquired>,
@@ -110,6 +108,9 @@ impl Numbering {
     ) -> Option<u64> {
         let start = Instant::now();
         let majority = tally.majority();
+        if tally.votes(granted).yes < majority {
+            return None;
+        }
         let is_granted: Vec<bool> = tally
             .answers
             .iter()

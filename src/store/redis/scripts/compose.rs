@@ -22,7 +22,7 @@ macro_rules! lua_files {
             $folder:
             acquire acquire_all acquire_alone acquire_function acquire_one age annotate batch check common describe
             fence fence_again fence_keep force grant hint holder_of holds inspect line_acquire line_common
-            line_inspect line_leave line_release look metadata mine note note_read noted owner permits_acquire
+            line_inspect line_leave line_release look mark metadata mine note note_read noted owner permits_acquire
             permits_common permits_force permits_inspect permits_release permits_renew permits_resize permits_wake
             plain_acquire plain_acquire_alone plain_grant plain_holder_of plain_holds plain_inspect plain_look
             plain_mine plain_record plain_release plain_release_keep plain_steal_grant propose publish publish_shard

@@ -11,11 +11,7 @@
 -- @include common, check, publish, wake_function
 
 local function run()
-  local lock, holder, mark = KEYS[1], ARGV[1], ARGV[2]
-  whole(ARGV[3], 1, LONGEST_TTL)
-  if mark ~= 'leasehold:done' and mark ~= 'leasehold:kept' then
-    error('LEASEHOLD bad argument ' .. mark, 0)
-  end
+  -- @include mark
   doing = 'GET'
   local there = call('GET', lock)
   if there ~= holder then

@@ -67,12 +67,8 @@ local function run()
     elseif writes and not wrote then
       -- A late copy: the holder has changed its mode since.
       return -4 - left
-    elseif fence and block > 0 and wrote then
-      doing = 'GET'
-      last = tonumber(call('GET', fence))
-      if last and last >= block and last <= GROWS then
-        first = last - last % 1 - block + 1
-      end
+    elseif wrote then
+      -- @include fence_again
     elseif fence and block > 0 then
       -- Other readers have reserved tokens since. Beside a reader that has none of its own, such as that of an older client,
       -- a new one is reserved.

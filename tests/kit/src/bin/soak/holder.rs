@@ -39,6 +39,8 @@ const DEDICATED_THREAD: u64 = 500;
 const FIRST_RUNTIME: u64 = 502;
 /// The part of the seed that says whether replicas must have a grant.
 const REPLICAS: u64 = 503;
+/// The part of the seed that says whether its locks linger.
+const LINGERS: u64 = 506;
 /// The part of the seed that says how much is logged: a log that is broken is to be used.
 const WHOLE_LOG: u64 = 504;
 /// The part of the seed of the one that takes two names of one slot.
@@ -134,7 +136,8 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     // Of one who waits for replicas, only one of two primaries can grant.
     let replicas = Random::part(seed, REPLICAS).once_in(3);
-    let places = settle_in(backends, dedicated_thread, replicas, who, &log);
+    let lingers = Random::part(seed, LINGERS).once_in(2);
+    let places = settle_in(backends, dedicated_thread, replicas, lingers, who, &log);
     let places =
         if dedicated_thread { first_runtime(seed, places)? } else { runtime.block_on(places) };
     let is_lock = |place: &Place| Kind::of(&place.name) == Kind::Lock;
@@ -181,12 +184,13 @@ async fn settle_in(
     backends: Vec<Backend>,
     dedicated_thread: bool,
     replicas: bool,
+    lingers: bool,
     who: &str,
     log: &WorkerLog,
 ) -> Vec<Place> {
     let mut places = Vec::new();
     for (store, mut backend) in backends.into_iter().enumerate() {
-        let leases = connect(&backend, dedicated_thread, replicas).await;
+        let leases = connect(&backend, dedicated_thread, replicas, lingers).await;
         introduce(&leases, who, log).await;
         for (kind, word) in [
             (Kind::ReadWrite, "read-write locks"),
@@ -211,7 +215,12 @@ async fn settle_in(
 }
 
 /// What breaks at the start is mended soon: the server may be away just now.
-async fn connect(backend: &Backend, dedicated_thread: bool, replicas: bool) -> LeaseManager {
+async fn connect(
+    backend: &Backend,
+    dedicated_thread: bool,
+    replicas: bool,
+    lingers: bool,
+) -> LeaseManager {
     /// How long the replicas of a primary may take to have a grant.
     const REPLICATION: Duration = Duration::from_millis(100);
     loop {
@@ -219,6 +228,10 @@ async fn connect(backend: &Backend, dedicated_thread: bool, replicas: bool) -> L
             LeaseManager::builder().ttl(backend.ttl).dedicated_thread(dedicated_thread);
         if replicas && backend.replicas > 0 {
             builder = builder.replicas(backend.replicas, REPLICATION);
+        }
+        // A quorum and ZooKeeper refuse it.
+        if lingers && backend.url.starts_with("redis") && !backend.url.contains(',') {
+            builder = builder.linger(backend.ttl / 20);
         }
         match builder.connect(&backend.url).await {
             Ok(leases) => return leases,

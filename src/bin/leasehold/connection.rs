@@ -1,0 +1,64 @@
+//! The way to the store, which all subcommands share.
+
+use crate::duration;
+use crate::exit::Failure;
+use clap::Args;
+use leasehold::{Builder, LeaseManager, PasswordFile};
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Connection {
+    /// The store: redis://HOST, redis-sentinel://, redis-cluster://, several URLs for a quorum, or zookeeper://HOST
+    ///
+    /// A password does not belong here, since other users of this machine can read it: put it into the variable, or into
+    /// the file that LEASEHOLD_PASSWORD_FILE names.
+    #[arg(long, global = true, env = "LEASEHOLD_URL", hide_env_values = true, value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// The user of the server, with a password file
+    #[arg(long, global = true, env = "LEASEHOLD_USER", value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// A file with the password. It is read again at each new connection
+    #[arg(long, global = true, env = "LEASEHOLD_PASSWORD_FILE", value_name = "FILE")]
+    pub(crate) password_file: Option<PathBuf>,
+    /// What comes before each name in the store
+    #[arg(long, global = true, value_name = "TEXT")]
+    pub(crate) prefix: Option<String>,
+    /// The time to live of a lease: if this machine ends without a word, others get the name so much later
+    #[arg(long, global = true, default_value = "30s", value_parser = duration::parse, value_name = "TIME")]
+    pub(crate) ttl: Duration,
+}
+
+impl Connection {
+    /// Connects with these settings.
+    pub(crate) async fn connect(&self) -> Result<LeaseManager, Failure> {
+        self.connect_with(self.builder()?).await
+    }
+
+    /// Connects a builder that [`builder`](Self::builder) returned, with more settings.
+    pub(crate) async fn connect_with(&self, builder: Builder) -> Result<LeaseManager, Failure> {
+        Ok(builder.connect(self.url()?).await?)
+    }
+
+    /// Returns a builder with the settings of the command line.
+    pub(crate) fn builder(&self) -> Result<Builder, Failure> {
+        let mut builder = LeaseManager::builder().ttl(self.ttl);
+        if let Some(prefix) = &self.prefix {
+            builder = builder.prefix(prefix);
+        }
+        if let Some(file) = &self.password_file {
+            let file = PasswordFile::new(file);
+            builder = builder.credentials(match &self.user {
+                Some(user) => file.user(user),
+                None => file,
+            });
+        }
+        Ok(builder)
+    }
+
+    pub(crate) fn url(&self) -> Result<&str, Failure> {
+        self.url.as_deref().ok_or_else(|| {
+            Failure::new("no store is named: set LEASEHOLD_URL, or give --url redis://HOST")
+        })
+    }
+}

@@ -1,0 +1,1 @@
+//! Runs the command `leasehold` as a person would.

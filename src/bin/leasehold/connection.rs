@@ -3,6 +3,7 @@
 use crate::duration;
 use crate::exit::Failure;
 use clap::Args;
+use leasehold::store::Owner;
 use leasehold::{Builder, LeaseManager, PasswordFile};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,7 +43,8 @@ impl Connection {
 
     /// Returns a builder with the settings of the command line.
     pub(crate) fn builder(&self) -> Result<Builder, Failure> {
-        let mut builder = LeaseManager::builder().ttl(self.ttl);
+        let owner = Owner::new("leasehold").version(env!("CARGO_PKG_VERSION"));
+        let mut builder = LeaseManager::builder().ttl(self.ttl).describe(owner);
         if let Some(prefix) = &self.prefix {
             builder = builder.prefix(prefix);
         }

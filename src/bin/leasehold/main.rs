@@ -7,7 +7,13 @@
 mod connection;
 mod duration;
 mod exit;
+mod hold;
+mod leader;
 mod output;
+mod pages;
+mod signals;
+mod unlock;
+mod wait;
 
 use clap::{Parser, Subcommand};
 use connection::Connection;
@@ -26,8 +32,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Try the way to the store
-    Ping,
+    Hold(hold::Hold),
+    Wait(wait::Wait),
+    Unlock(unlock::Unlock),
+    Leader(leader::ShowLeader),
+    Completions(pages::Completions),
+    Man(pages::Man),
 }
 
 fn main() -> ExitCode {
@@ -41,12 +51,12 @@ fn main() -> ExitCode {
 fn execute(cli: Cli) -> Result<Exit, Failure> {
     let connection = cli.connection;
     match cli.command {
-        Command::Ping => on_runtime(async move {
-            let leases = connection.connect().await?;
-            output::line("connected")?;
-            leases.close().await.map_err(|error| Failure::new(error.to_string()))?;
-            Ok(Exit::SUCCESS)
-        }),
+        Command::Hold(hold) => on_runtime(hold.execute(&connection)),
+        Command::Wait(wait) => on_runtime(wait.execute(&connection)),
+        Command::Unlock(unlock) => on_runtime(unlock.execute(&connection)),
+        Command::Leader(leader) => on_runtime(leader.execute(&connection)),
+        Command::Completions(completions) => completions.execute(),
+        Command::Man(man) => man.execute(),
     }
 }
 

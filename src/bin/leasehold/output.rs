@@ -62,3 +62,45 @@ impl Table {
         rows.iter().map(text).collect()
     }
 }
+
+/// Asks on the standard error, without a line break.
+pub(crate) fn ask(question: &str) {
+    let mut stderr = io::stderr();
+    let _ = write!(stderr, "leasehold: {question}").and_then(|()| stderr.flush());
+}
+
+/// Returns a text of the store, which anyone may have written there, without the control characters that a terminal obeys.
+pub(crate) fn printable(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() || is_invisible(c) {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
+/// Returns whether a character changes the direction of text, or is not seen.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(printable("a\u{1b}[2Jb\n\u{202e}c é"), "a\\u{1b}[2Jb\\n\\u{202e}c é");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_longest_entry() {
+        let mut table = Table::new(&["NAME", "AGE"]);
+        table.row(vec!["orders:42".to_owned(), "1.0s".to_owned()]);
+        table.row(vec!["x".to_owned(), String::new()]);
+        assert_eq!(table.lines(), ["NAME       AGE", "orders:42  1.0s", "x"]);
+    }
+}

@@ -1,0 +1,156 @@
+//! `hold`: holds a name until the standard input ends, for scripts.
+
+use crate::connection::Connection;
+use crate::duration;
+use crate::exit::{Exit, Failure};
+use crate::output;
+use crate::signals::{Endings, ended_by};
+use clap::Args;
+use leasehold::{Error, Lease, LeaseManager, ReadLease};
+use serde_json::json;
+use std::io::{IsTerminal, stdin};
+use std::ops::Deref;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+
+/// Hold a name until the standard input ends, or a signal comes
+///
+/// Prints one line of JSON when it holds the name. Ends with 0 after the name was released, with 123 as soon as the lease is
+/// lost, and with 124 if the name was not free in time. A terminal is not read: there, a signal ends it.
+#[derive(Debug, Args)]
+pub(crate) struct Hold {
+    /// The name
+    name: String,
+    /// Hold it together with other readers
+    #[arg(long, conflicts_with = "fair")]
+    shared: bool,
+    /// Wait behind those that came before, in all processes
+    #[arg(long)]
+    fair: bool,
+    /// Wait for at most so long for the name; forever by default
+    #[arg(short, long, value_parser = duration::parse, value_name = "TIME")]
+    wait: Option<Duration>,
+    /// Do not wait: end with 124 at once if another has the name
+    #[arg(short, long, conflicts_with = "wait")]
+    now: bool,
+    /// Write this beside the name, for those who inspect it
+    #[arg(long, value_name = "TEXT", conflicts_with = "shared")]
+    label: Option<String>,
+}
+
+/// A lease of either mode.
+enum Held {
+    Exclusive(Lease),
+    Shared(ReadLease),
+}
+
+impl Deref for Held {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        match self {
+            Held::Exclusive(lease) => lease,
+            Held::Shared(lease) => lease,
+        }
+    }
+}
+
+impl Held {
+    async fn unlock(self) -> leasehold::Result<()> {
+        match self {
+            Held::Exclusive(lease) => lease.unlock().await,
+            Held::Shared(lease) => lease.unlock().await,
+        }
+    }
+}
+
+impl Hold {
+    pub(crate) async fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
+        let mut endings = Endings::new()?;
+        let leases = tokio::select! {
+            leases = connection.connect() => leases?,
+            signal = endings.recv() => return Ok(ended_by(signal)),
+        };
+        let exit = self.hold(&leases, &mut endings).await;
+        let closed = leases.close().await.map_err(|error| Failure::new(error.to_string()));
+        let exit = exit?;
+        closed.map(|()| exit)
+    }
+
+    async fn hold(&self, leases: &LeaseManager, endings: &mut Endings) -> Result<Exit, Failure> {
+        let held = tokio::select! {
+            held = self.lock(leases) => held?,
+            // Its arrival in a line leaves with the future that is dropped, and the close waits for it.
+            signal = endings.recv() => return Ok(ended_by(signal)),
+        };
+        let Some(held) = held else {
+            output::say(&format!("{} was not free in time", output::printable(&self.name)));
+            return Ok(Exit::BUSY);
+        };
+        let printed = output::line(
+            &json!({
+                "name": self.name,
+                "holder": held.holder_id().to_string(),
+                "fence": held.fence(),
+                "ttl": held.remaining().as_secs_f64(),
+            })
+            .to_string(),
+        );
+        if let Err(failure) = printed {
+            // A script that waits for the line would wait forever.
+            held.unlock().await?;
+            return Err(failure);
+        }
+        tokio::select! {
+            () = input_ends() => {}
+            _ = endings.recv() => {}
+            loss = held.lost() => {
+                output::say(&format!("{} is lost: {loss}", output::printable(&self.name)));
+                return Ok(Exit::LOST);
+            }
+        }
+        match held.unlock().await {
+            Ok(()) => Ok(Exit::SUCCESS),
+            Err(error) if error.loss().is_some() => {
+                output::say(&error.to_string());
+                Ok(Exit::LOST)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn lock(&self, leases: &LeaseManager) -> Result<Option<Held>, Error> {
+        if self.shared {
+            let mut lock = leases.rw_lock(&self.name);
+            return Ok(match (self.now, self.wait) {
+                (true, _) => lock.try_read().await?,
+                (false, Some(wait)) => lock.read_timeout(wait).await?,
+                (false, None) => Some(lock.read().await?),
+            }
+            .map(Held::Shared));
+        }
+        let lock = if self.fair { leases.fair_lock(&self.name) } else { leases.lock(&self.name) };
+        let mut lock = match &self.label {
+            Some(label) => lock.label(label),
+            None => lock,
+        };
+        Ok(match (self.now, self.wait) {
+            (true, _) => lock.try_lock().await?,
+            (false, Some(wait)) => lock.lock_timeout(wait).await?,
+            (false, None) => Some(lock.lock().await?),
+        }
+        .map(Held::Exclusive))
+    }
+}
+
+/// Waits for the end of the standard input.
+///
+/// A terminal has none: a process in the background that reads it is stopped, and a stopped process loses its lease.
+async fn input_ends() {
+    if stdin().is_terminal() {
+        std::future::pending::<()>().await;
+    }
+    let mut input = tokio::io::stdin();
+    let mut text = [0; 1024];
+    while let Ok(1..) = input.read(&mut text).await {}
+}

@@ -1,0 +1,127 @@
+//! `leader`: shows who leads.
+
+use crate::connection::Connection;
+use crate::exit::{Exit, Failure};
+use crate::output::{self, Table};
+use crate::signals::{Endings, ended_by};
+use clap::Args;
+use leasehold::{Leader, LeaseManager, View};
+use serde_json::json;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::time::timeout;
+
+/// How long the value of a leader that was just elected may take to be seen.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// Show who leads an election
+///
+/// Ends with 1 if there is no leader. What it shows can be out of date when it is read: decide by the fencing token, which is
+/// the term.
+#[derive(Debug, Args)]
+pub(crate) struct ShowLeader {
+    /// The name of the election
+    name: String,
+    /// Go on, with a line for each change
+    #[arg(short, long)]
+    follow: bool,
+    /// Print an object in a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl ShowLeader {
+    pub(crate) async fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
+        let mut endings = Endings::new()?;
+        tokio::select! {
+            exit = self.show(connection) => exit,
+            signal = endings.recv() => Ok(ended_by(signal)),
+        }
+    }
+
+    async fn show(&self, connection: &Connection) -> Result<Exit, Failure> {
+        let leases = connection.connect().await?;
+        if self.follow {
+            return self.follow(&leases).await;
+        }
+        // Reports what is wrong with the name and the store, which a view would wait out.
+        leases.inspect(&self.name).await?;
+        let mut view = leases.election(&self.name).observe();
+        let leader = known(&mut view).await?;
+        if leader.is_vacant() {
+            output::say(&format!("{} has no leader", output::printable(&self.name)));
+            return Ok(Exit(1));
+        }
+        if self.json {
+            output::line(&self.json(&leader))?;
+        } else {
+            let mut table = Table::new(&["LEADER", "TERM", "PROCESS", "HOLDER"]);
+            table.row(cells(&leader));
+            table.print()?;
+        }
+        Ok(Exit::SUCCESS)
+    }
+
+    async fn follow(&self, leases: &LeaseManager) -> Result<Exit, Failure> {
+        leases.inspect(&self.name).await?;
+        let mut view = leases.election(&self.name).observe();
+        let mut leader = known(&mut view).await?;
+        loop {
+            let text = match (self.json, leader.is_vacant()) {
+                (true, _) => self.json(&leader),
+                (false, true) => "no leader".to_owned(),
+                (false, false) => cells(&leader).join("  "),
+            };
+            output::line(&text)?;
+            leader = view.changed().await;
+        }
+    }
+
+    fn json(&self, leader: &Leader) -> String {
+        let since = leader.since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
+        json!({
+            "name": self.name,
+            "leader": leader.value,
+            "term": leader.term,
+            "holder": leader.holder,
+            "host": leader.owner.as_ref().map(|owner| &owner.host),
+            "pid": leader.owner.as_ref().map(|owner| owner.pid),
+            "since": since.map(|since| since.as_secs_f64()),
+            "stale": leader.stale_since.is_some(),
+            "time": SystemTime::now().duration_since(UNIX_EPOCH).map(|now| now.as_secs_f64()).ok(),
+        })
+        .to_string()
+    }
+}
+
+/// Waits until the view knows whether there is a leader, and its value.
+async fn known(view: &mut View) -> Result<Leader, Failure> {
+    let settled = async {
+        loop {
+            let leader = view.current();
+            let known = leader.stale_since.is_none();
+            if known && (leader.is_vacant() || leader.value.is_some()) {
+                return;
+            }
+            view.changed().await;
+        }
+    };
+    // A holder that is no candidate has no value.
+    let _ = timeout(SETTLED, settled).await;
+    let leader = view.current();
+    match leader.stale_since {
+        Some(_) => Err(Failure::new("the store does not answer")),
+        None => Ok(leader),
+    }
+}
+
+fn cells(leader: &Leader) -> Vec<String> {
+    let dash = || "-".to_owned();
+    vec![
+        leader.value.as_deref().map_or_else(dash, output::printable),
+        leader.term.map_or_else(dash, |term| term.to_string()),
+        leader.owner.as_ref().map_or_else(dash, |owner| {
+            format!("{} on {}", owner.pid, output::printable(&owner.host))
+        }),
+        leader.holder.as_deref().map_or_else(dash, output::printable),
+    ]
+}

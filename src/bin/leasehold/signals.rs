@@ -1,0 +1,66 @@
+//! The signals that ask this process to end.
+
+use crate::exit::{Exit, Failure};
+use std::io;
+
+/// Waits for the signals that ask this process to end, from its creation on.
+#[derive(Debug)]
+pub(crate) struct Endings {
+    #[cfg(unix)]
+    signals: Vec<(u8, tokio::signal::unix::Signal)>,
+}
+
+impl Endings {
+    #[cfg(unix)]
+    pub(crate) fn new() -> Result<Self, Failure> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let kinds = [
+            SignalKind::interrupt(),
+            SignalKind::terminate(),
+            SignalKind::hangup(),
+            SignalKind::quit(),
+        ];
+        let signals: io::Result<Vec<_>> = kinds
+            .into_iter()
+            .map(|kind| Ok((u8::try_from(kind.as_raw_value()).unwrap_or(0), signal(kind)?)))
+            .collect();
+        Ok(Self { signals: signals.map_err(cannot_listen)? })
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn new() -> Result<Self, Failure> {
+        Ok(Self {})
+    }
+
+    /// Waits for the next one, and returns its number.
+    #[cfg(unix)]
+    pub(crate) async fn recv(&mut self) -> u8 {
+        std::future::poll_fn(|context| {
+            for (number, signal) in &mut self.signals {
+                if signal.poll_recv(context).is_ready() {
+                    return std::task::Poll::Ready(*number);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) async fn recv(&mut self) -> u8 {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        2
+    }
+}
+
+#[cfg(unix)]
+fn cannot_listen(error: io::Error) -> Failure {
+    Failure::new(format!("signals cannot be received: {error}"))
+}
+
+/// The exit code of a program that a signal has ended.
+pub(crate) fn ended_by(signal: u8) -> Exit {
+    Exit(128 + signal)
+}

@@ -294,3 +294,41 @@ async fn steal_is_known_at_once_where_rests_are_taken_over() {
         stolen.unlock().await.expect("the only holder");
     }
 }
+
+/// Its hold has lost the name without having heard of it: the store says so when it is asked for the holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn polite_steal_takes_over_no_hold_that_the_store_does_not_have() {
+    let server = Server::start();
+    let there = connect(&server, LeaseManager::builder().ttl(T)).await;
+    // It is handed off to the steal, which waits for it, or rests before that.
+    for lingers in [true, false] {
+        let name = if lingers { "rests" } else { "held" };
+        let builder = if lingers { lingering(LONG) } else { LeaseManager::builder().ttl(T) };
+        let here = connect(&server, builder).await;
+        let lease = here.lock(name).lock().await.expect("a lease");
+        let lease = if lingers {
+            lease.unlock().await.expect("a release");
+            None
+        } else {
+            Some(lease)
+        };
+        server.command(&["DEL", name]);
+        let other = there.lock(name).lock().await.expect("free");
+        let fence = other.fence();
+        other.unlock().await.expect("a release");
+        let mut lock = here.lock(name);
+        let mut steal = tokio::spawn(async move { lock.steal_after(SHORT, "a test").await });
+        if let Some(lease) = lease {
+            // It may be lost by now.
+            tokio::select! {
+                _ = lease.lost() => {}
+                () = tokio::time::sleep(SHORT / 4) => {}
+                _ = &mut steal => panic!("the lease is held"),
+            }
+            let _ = lease.unlock().await;
+        }
+        let stolen = steal.await.expect("no panic").expect("an answer").expect("a lease");
+        assert!(stolen.fence() > fence, "{name}: {:?} after {fence:?}", stolen.fence());
+        stolen.unlock().await.expect("a release");
+    }
+}

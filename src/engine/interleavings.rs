@@ -14,6 +14,7 @@ mod tests {
     use crate::engine::machine::timing::Timing;
     use crate::engine::run::Engine;
     use crate::engine::shared::core::{Core, WorkQueues};
+    use crate::engine::shared::hold::Hold;
     use crate::engine::shared::lifecycle::Stage;
     use crate::engine::shared::settings::Settings;
     use crate::error::{ErrorKind, Loss};
@@ -22,6 +23,7 @@ mod tests {
     use crate::locks::semaphore::Semaphore;
     use crate::store::{Fencing, MemoryStore, Name};
     use shuttle::future::block_on;
+    use shuttle::sync::mpsc;
     use shuttle::thread;
     use std::future::Future;
     use std::pin::pin;
@@ -211,6 +213,40 @@ mod tests {
         });
         explore_with(linger, |world| {
             world.threads([lock_and_unlock as fn(&_), try_once, try_once, lock_and_drop]);
+        });
+    }
+
+    /// Waits for the lock, and says so when it does.
+    fn take_over(world: &Arc<World>, waits: &mpsc::Sender<()>) {
+        let mut lock = world.lock();
+        let mut call = pin!(lock.lock());
+        let poll = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(poll.is_pending(), "the name is held");
+        waits.send(()).unwrap();
+        let lease = block_on(call).unwrap();
+        world.alone(lease.fence());
+        block_on(lease.unlock()).unwrap();
+    }
+
+    /// The question comes once, before the hold is handed off, while it is, or after that. There is a hold all the time, so it
+    /// must be heard.
+    #[test]
+    fn question_is_heard_while_a_hold_is_handed_off() {
+        explore_with(Some(Duration::from_millis(20)), |world| {
+            let lease = block_on(world.lock().lock()).unwrap();
+            let (waits, waiting) = mpsc::channel();
+            let next = {
+                let world = Arc::clone(world);
+                thread::spawn(move || take_over(&world, &waits))
+            };
+            waiting.recv().unwrap();
+            let unlock = thread::spawn(move || block_on(lease.unlock()).unwrap());
+            let (core, name) = (&world.engine.core, Name::new("n").unwrap());
+            handoff::yield_rest(core, &name);
+            unlock.join().unwrap();
+            next.join().unwrap();
+            let rests = |hold: &Arc<Hold>| hold.lock().state.rests();
+            assert!(!core.queue.holds_of(&name).iter().any(rests), "the question was not heard");
         });
     }
 

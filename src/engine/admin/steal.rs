@@ -80,12 +80,19 @@ pub(crate) async fn want(
     let _call = begin_call(core, options, current).await?;
     let asking = pin!(async {
         let holder = calls::inspect_as(core, name, Mode::Exclusive).await?.into_holder();
-        let Some(holder) = holder.map(|holder| holder.holder) else { return Ok(None) };
-        // A holder of this manager needs no message, and the worker may not even run yet.
-        let own =
-            core.queue.holds_of(name).into_iter().filter(|hold| hold.holder.to_string() == holder);
-        own.for_each(|hold| hold.set_wanted());
+        let holder = holder.map(|holder| holder.holder);
+        core.queue.each_hold_of(name, |hold| {
+            if holder.as_deref() == Some(hold.holder.to_string().as_str()) {
+                // A holder of this manager needs no message, and the worker may not even run yet.
+                hold.set_wanted();
+            } else {
+                // The store has another holder, or none: this one may have lost the name without having heard of it. Its
+                // renewal is due, so it is not handed off to this very call before the store has answered.
+                hold.update(core, State::renew_at);
+            }
+        });
         handoff::yield_rest(core, name);
+        let Some(holder) = holder else { return Ok(None) };
         match calls::want(core, Target::exclusive(name.clone()), holder.clone(), reason.clone())
             .await
         {

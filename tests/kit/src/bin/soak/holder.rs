@@ -214,6 +214,11 @@ async fn settle_in(
     places
 }
 
+/// How long a lock rests at a process that lingers.
+pub fn lingers(ttl: Duration) -> Duration {
+    ttl / 20
+}
+
 /// What breaks at the start is mended soon: the server may be away just now.
 async fn connect(
     backend: &Backend,
@@ -231,7 +236,7 @@ async fn connect(
         }
         // A quorum and ZooKeeper refuse it.
         if lingers && backend.url.starts_with("redis") && !backend.url.contains(',') {
-            builder = builder.linger(backend.ttl / 20);
+            builder = builder.linger(lingers(backend.ttl));
         }
         match builder.connect(&backend.url).await {
             Ok(leases) => return leases,

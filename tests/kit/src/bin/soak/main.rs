@@ -39,6 +39,7 @@ mod worker_log;
 mod workers;
 
 use faults::Plan;
+use holder::lingers;
 use kit::Server;
 use kit::soak::history::{Event, What, Words, now};
 use kit::soak::leases::{Kind, LONGEST_KEEP};
@@ -336,13 +337,15 @@ fn count_holds(workers: &Workers, backends: &[Backend], log: &Log) -> Result<boo
     for (at, (_, name)) in places.iter().enumerate() {
         orders[at % PROCESSES].push_str(&format!(" {name}={}", count(at)));
     }
+    let rest = backends.iter().map(|backend| lingers(backend.house.ttl)).max().unwrap_or_default();
     let mut kept = true;
     let same = |word: &str| vec![word.to_owned(); PROCESSES];
     for (orders, less) in [(orders, 0), (same("lower"), 1), (same("release"), 3)] {
         let mut counted = Vec::new();
         kept &= workers.order(&orders, ANSWER)?;
-        // Releases by drop, or records of counts, are under way. A hold that is in no history must not last for a second.
-        thread::sleep(Duration::from_millis(if less == 3 { 500 } else { 150 }));
+        // Releases by drop, or records of counts, are under way, and holds rest. A hold that is in no history must not last for a
+        // second.
+        thread::sleep(Duration::from_millis(if less == 3 { 500 } else { 150 }) + rest);
         for (at, (backend, name)) in places.iter().enumerate() {
             let fields = backend.servers.counts(name);
             let (believed, stored) = (count(at).saturating_sub(less), fields.iter().sum());

@@ -5,6 +5,7 @@
 //! the exit codes ([`exit`]). All words of its own go to the standard error.
 
 mod connection;
+mod doctor;
 mod duration;
 mod exit;
 mod output;
@@ -28,6 +29,7 @@ struct Cli {
 enum Command {
     /// Try the way to the store
     Ping,
+    Doctor(doctor::Doctor),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
 fn execute(cli: Cli) -> Result<Exit, Failure> {
     let connection = cli.connection;
     match cli.command {
+        Command::Doctor(doctor) => on_runtime(doctor.run(connection)),
         Command::Ping => on_runtime(async move {
             let leases = connection.connect().await?;
             output::line("connected")?;

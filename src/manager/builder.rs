@@ -556,7 +556,6 @@ impl Builder {
     ///
     /// [`Check`]: crate::store::Check
     /// [`Quorum`]: crate::store::Quorum
-    #[doc(alias = "doctor")]
     pub fn preflight(mut self, preflight: Preflight) -> Self {
         self.remote.preflight = Some(preflight);
         self
@@ -770,6 +769,7 @@ impl Builder {
     /// }
     /// # }
     /// ```
+    #[doc(alias = "doctor")]
     pub async fn examine(self, url: impl AsRef<str>) -> Vec<Finding> {
         connect::examine(self, url.as_ref()).await
     }

@@ -240,6 +240,8 @@ async fn ask_sentinels(address: &Address, sentinels: &Sentinels, until: Instant)
                     Asked::Answered(answer) => {
                         findings.extend(judge_sentinel(&name, answer, named, address.ttl));
                     }
+                    // That it knows no such primary is an error of the search for it.
+                    Asked::Unknown => {}
                     unknown => {
                         let what =
                             "what it knows of the primary by the name of sentinelServiceName";

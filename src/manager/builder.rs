@@ -771,7 +771,7 @@ impl Builder {
     /// ```
     #[doc(alias = "doctor")]
     pub async fn examine(self, url: impl AsRef<str>) -> Vec<Finding> {
-        connect::examine(self, url.as_ref()).await
+        Box::pin(connect::examine(self, url.as_ref())).await
     }
 
     /// Connects to the store at `url`, as [`LeaseManager::connect`] describes.

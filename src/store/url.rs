@@ -199,9 +199,9 @@ impl Backend {
     async fn examine_one(self) -> Examination {
         match self {
             #[cfg(feature = "redis")]
-            Self::Redis(address) => crate::store::redis::examine(*address).await,
+            Self::Redis(address) => Box::pin(crate::store::redis::examine(*address)).await,
             #[cfg(feature = "zookeeper")]
-            Self::ZooKeeper(address) => crate::store::zookeeper::examine(address).await,
+            Self::ZooKeeper(address) => Box::pin(crate::store::zookeeper::examine(address)).await,
             Self::Memory | Self::Quorum(_) => {
                 let advice = "is the memory of this process, which has no servers to examine";
                 let finding = Finding::new(Check::Reachable, Verdict::Fine, "memory:", advice);

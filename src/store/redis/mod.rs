@@ -186,8 +186,8 @@ impl RedisStore {
     /// Connects on the current runtime and checks the permissions that locks will need.
     pub(crate) async fn open(address: Address, clock: Clock) -> Result<Self> {
         let attempt = address.attempt;
-        let store = Self::open_untried(address, clock).await?;
         // Boxed: futures that are nested in each other this deep reach the compiler's recursion limit in the caller's crate.
+        let store = Box::pin(Self::open_untried(address, clock)).await?;
         match Box::pin(checks::permissions::check(&store)).await {
             Ok(tried) => tried.warn(store.keys.prefix()),
             Err(error) => {

@@ -57,7 +57,7 @@ pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) ->
     match (is_off(&early), is_off(&late)) {
         (false, false) => {
             let advice = format!(
-                "its clock runs within {:.2} % of that of this machine",
+                "has a clock that runs within {:.2} % of that of this machine",
                 early.rate.abs().max(late.rate.abs()) * 100.0
             );
             finding(Verdict::Fine, advice)
@@ -70,7 +70,7 @@ pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) ->
                 "a name stays taken for longer after its holder has died, and fencing tokens lag"
             };
             let advice = format!(
-                "its clock runs {:.2} % {way} than that of this machine, and more than {:.1} % is too much: {cost}; run \
+                "has a clock that runs {:.2} % {way} than that of this machine, and more than {:.1} % is too much: {cost}; run \
                  chrony or ntpd, and look at the virtual machine's clock source",
                 late.rate.abs() * 100.0,
                 RATE * 100.0
@@ -83,7 +83,7 @@ pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) ->
                 .into_iter()
                 .max_by(|one, other| one.abs().total_cmp(&other.abs()));
             let advice = format!(
-                "its clock was stepped by {:+.3} s while it was watched: keys end so much earlier or later than their holders \
+                "had its clock stepped by {:+.3} s while it was watched: keys end so much earlier or later than their holders \
                  count with; have chrony or ntpd slew the clock, not step it",
                 step.unwrap_or_default()
             );

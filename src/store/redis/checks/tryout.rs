@@ -22,7 +22,8 @@ pub(super) async fn try_out(address: &Address, name: &str) -> Vec<Finding> {
     let address = address.clone().without_preflight();
     let prefix = address.prefix.clone();
     let attempt = address.attempt;
-    let opened = timeout(LONGEST, RedisStore::open_untried(address, Clock::system())).await;
+    let opened = Box::pin(RedisStore::open_untried(address, Clock::system()));
+    let opened = timeout(LONGEST, opened).await;
     let store = match opened.unwrap_or_else(|_| Err(Error::silent())) {
         Ok(store) => store,
         Err(error) => return vec![failed(name, &error, &prefix)],

@@ -40,7 +40,8 @@ pub(crate) async fn examine(address: Address) -> Examination {
     }
     examined.sort_by(|one, other| one[0].server.cmp(&other[0].server));
     let mut findings = judge_majority(count, examined);
-    let opened = timeout(LONGEST, ZooKeeperStore::open(address, Clock::system())).await;
+    let opened = Box::pin(ZooKeeperStore::open(address, Clock::system()));
+    let opened = timeout(LONGEST, opened).await;
     match opened {
         Ok(Ok(store)) => {
             store.close(WORD).await;

@@ -134,7 +134,8 @@ pub(super) fn missing_rule(words: &str, prefix: &str) -> Option<String> {
     let at = at.or_else(|| words.find("('").map(|at| at + "('".len()))?;
     let command = words[at..].split('\'').next()?;
     let is_command = |c: char| c.is_ascii_alphanumeric() || "|._-".contains(c);
-    (!command.is_empty() && command.chars().all(is_command)).then(|| format!("+{command}"))
+    (!command.is_empty() && command.chars().all(is_command))
+        .then(|| format!("+{}", command.to_lowercase()))
 }
 
 #[cfg(test)]
@@ -150,7 +151,7 @@ mod tests {
                 Some("+config|get"),
             ),
             (
-                "ERR The user executing the script can't run this command or subcommand ('hset')",
+                "ERR The user executing the script can't run this command or subcommand ('HSET')",
                 Some("+hset"),
             ),
             (

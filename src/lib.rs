@@ -229,7 +229,7 @@ pub use observe::{
 pub use store::{
     Act, Check, Closed, Credentials, CredentialsProvider, CredentialsRequest, Finding, HolderId,
     HolderInfo, Layout, Mark, Metadata, Mode, Note, Owner, PasswordFile, Preflight, TlsLibrary,
-    Unfit, WaitingManager,
+    Unfit, Verdict, WaitingManager,
 };
 pub use tokio_util::sync::CancellationToken;
 

@@ -10,7 +10,7 @@ use crate::store::connect::provider::Provider;
 use crate::store::connect::remote::{Remote, Replicas};
 use crate::store::connect::tls::{Identity, Pem};
 use crate::store::{
-    CredentialsProvider, DEFAULT_TTL, Fencing, Layout, Owner, Preflight, Store, TlsLibrary,
+    CredentialsProvider, DEFAULT_TTL, Fencing, Finding, Layout, Owner, Preflight, Store, TlsLibrary,
 };
 #[cfg(doc)]
 use crate::{ErrorKind, Loss};
@@ -556,7 +556,6 @@ impl Builder {
     ///
     /// [`Check`]: crate::store::Check
     /// [`Quorum`]: crate::store::Quorum
-    #[doc(alias = "doctor")]
     pub fn preflight(mut self, preflight: Preflight) -> Self {
         self.remote.preflight = Some(preflight);
         self
@@ -732,6 +731,47 @@ impl Builder {
     pub fn classify(mut self, classify: fn(&str) -> &'static str) -> Self {
         self.classify = Some(classify);
         self
+    }
+
+    /// Examines the servers of the store at `url`: whether locks work there, and what may cost leases. Each check has a
+    /// [`Finding`], also what is fine, and what this user may not see.
+    ///
+    /// It never fails: an invalid URL or setting, a server that is away, a wrong password or a missing permission is a finding
+    /// with [`Verdict::Failure`](crate::Verdict::Failure). No answer of a server is waited for forever: it takes about 11 s, in
+    /// which the clocks of the servers are watched, and at most a minute and a half. It only reads, besides the try-out of permissions
+    /// that [`connect`](Self::connect) does as well, for names that begin with the prefix and `leasehold-probe:`.
+    /// [`preflight`](Self::preflight) does not count here.
+    ///
+    /// | what | on |
+    /// |---|---|
+    /// | the answer, the [settings](crate::guide::settings#what-connecting-looks-for) that connecting checks, the times of requests, the clock, stalls, limits, locks without a time to live | each primary, and each node of a quorum; what counts after a failover on each replica |
+    /// | permissions, and a wake-up | the whole |
+    /// | slots, majority, the time that a failover takes | Sentinel, Cluster, a quorum |
+    /// | the answer, its latency, the session | each server of ZooKeeper |
+    ///
+    /// The command `leasehold doctor` prints what this returns.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, it ends in the background.
+    ///
+    /// ```no_run
+    /// # async fn examined() {
+    /// use leasehold::{LeaseManager, Verdict};
+    ///
+    /// let findings = LeaseManager::builder().prefix("app:").examine("redis://127.0.0.1:6379").await;
+    /// for finding in findings.iter().filter(|finding| finding.verdict > Verdict::Fine) {
+    ///     println!("{}: {finding}", finding.check);
+    /// }
+    /// # }
+    /// ```
+    #[doc(alias = "doctor")]
+    pub async fn examine(self, url: impl AsRef<str>) -> Vec<Finding> {
+        Box::pin(connect::examine(self, url.as_ref())).await
     }
 
     /// Connects to the store at `url`, as [`LeaseManager::connect`] describes.

@@ -7,7 +7,7 @@ use crate::engine::{Core, Engine, Overrun, Overruns, Timing, presence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::options::{Common, in_task};
 use crate::store::url::Backend;
-use crate::store::{MemoryStore, Owner, Store};
+use crate::store::{Check, Finding, MemoryStore, Owner, Store, Verdict};
 use crate::util::runtime;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +20,8 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
     let owner = builder.owner.clone();
     let on_overrun = builder.on_overrun.clone();
     let manager = manager_id(&builder);
-    let client_name = match &owner {
-        Some(owner) => Common::client_name(owner, manager),
-        None => Common::client_name(&Owner::new(""), manager),
-    };
     let Timing { ttl, attempt, .. } = timing;
+    let client_name = client_name(&builder, manager);
     let common = Common { ttl, attempt, remote: builder.remote, client_name };
     let observers = builder.observers;
     let backend = Backend::parse(url.as_ref(), &common)?;
@@ -53,6 +50,38 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
         presence::introduce(&core).await;
         observers.start(&core.events)?;
         Ok(Engine::on_caller(core))
+    }
+}
+
+/// Examines the servers of a URL.
+pub(super) async fn examine(builder: Builder, url: &str) -> Vec<Finding> {
+    runtime::need();
+    let of_settings = |error: Error| {
+        let advice = error.message().to_owned();
+        vec![Finding::new(Check::Settings, Verdict::Failure, "all", advice)]
+    };
+    let timing = match builder.checked() {
+        Ok((timing, _)) => timing,
+        Err(error) => return of_settings(error),
+    };
+    let Timing { ttl, attempt, .. } = timing;
+    let client_name = client_name(&builder, manager_id(&builder));
+    let common = Common { ttl, attempt, remote: builder.remote, client_name };
+    let backend = match Backend::parse(url, &common) {
+        Ok(backend) => backend,
+        Err(error) => return of_settings(error),
+    };
+    match in_task(async move { Ok(backend.examine(ttl).await) }).await {
+        Ok(examination) => examination.findings,
+        Err(error) => of_settings(error),
+    }
+}
+
+/// Returns the name of the connections of a manager.
+fn client_name(builder: &Builder, manager: Uuid) -> String {
+    match &builder.owner {
+        Some(owner) => Common::client_name(owner, manager),
+        None => Common::client_name(&Owner::new(""), manager),
     }
 }
 

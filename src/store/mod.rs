@@ -19,9 +19,10 @@ pub(crate) mod zookeeper;
 pub use connect::credentials::{
     Credentials, CredentialsProvider, CredentialsRequest, PasswordFile,
 };
+pub use connect::finding::{Check, Finding, Verdict};
 pub use connect::layout::Layout;
 pub use connect::options::ConnectOptions;
-pub use connect::preflight::{Check, Finding, Preflight, Unfit};
+pub use connect::preflight::{Preflight, Unfit};
 pub use connect::tls::TlsLibrary;
 pub use contract::capabilities::{Capabilities, Line};
 pub use contract::keep::{Closed, Keep, Mark};

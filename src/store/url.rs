@@ -1,5 +1,7 @@
 //! From a URL to a store: the one place that knows them all.
 
+use super::connect::examination::Examination;
+use super::connect::finding::{Check, Finding, Verdict};
 use super::connect::options::{Common, ConnectOptions, in_task};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -10,6 +12,7 @@ use crate::store::zookeeper::{Address as ZooKeeperAddress, ZooKeeperStore};
 use crate::store::{MemoryStore, NodeOpener, Quorum, Store, open_quorum};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinSet;
 
 /// What others call ZooKeeper over TLS.
 const SECURE_ZOOKEEPER: [&str; 4] =
@@ -169,6 +172,41 @@ impl Backend {
         match self {
             Self::Quorum(nodes) => Ok(Arc::new(open_nodes(nodes, clock).await?)),
             one => one.open_one(clock).await,
+        }
+    }
+
+    /// Examines its servers, on the current runtime. Whatever is wrong is a finding.
+    pub(crate) async fn examine(self, ttl: Duration) -> Examination {
+        let mut examination = match self {
+            Self::Quorum(nodes) => {
+                let mut asking = JoinSet::new();
+                for (index, node) in nodes.into_iter().enumerate() {
+                    asking.spawn(async move { (index, node.examine_one().await) });
+                }
+                let mut examined = Vec::new();
+                while let Some(one) = asking.join_next().await {
+                    examined.extend(one);
+                }
+                examined.sort_by_key(|(index, _)| *index);
+                Examination::of_quorum(examined.into_iter().map(|(_, node)| node).collect())
+            }
+            one => one.examine_one().await,
+        };
+        examination.compare_clocks(ttl);
+        examination
+    }
+
+    async fn examine_one(self) -> Examination {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(address) => Box::pin(crate::store::redis::examine(*address)).await,
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper(address) => Box::pin(crate::store::zookeeper::examine(address)).await,
+            Self::Memory | Self::Quorum(_) => {
+                let advice = "is the memory of this process, which has no servers to examine";
+                let finding = Finding::new(Check::Reachable, Verdict::Fine, "memory:", advice);
+                Examination::of(finding)
+            }
         }
     }
 

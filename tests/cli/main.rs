@@ -1,5 +1,6 @@
 //! Runs the command `leasehold` as a person would.
 
+mod doctor;
 mod hold;
 
 use kit::Server;

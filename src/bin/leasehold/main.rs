@@ -5,6 +5,7 @@
 //! the exit codes ([`exit`]). All words of its own go to the standard error.
 
 mod connection;
+mod doctor;
 mod duration;
 mod exit;
 mod hold;
@@ -38,6 +39,7 @@ enum Command {
     Leader(leader::ShowLeader),
     Completions(pages::Completions),
     Man(pages::Man),
+    Doctor(doctor::Doctor),
 }
 
 fn main() -> ExitCode {
@@ -65,6 +67,7 @@ fn execute(cli: Cli) -> Result<Exit, Failure> {
         Command::Leader(leader) => on_runtime(leader.execute(&connection)),
         Command::Completions(completions) => completions.execute(),
         Command::Man(man) => man.execute(),
+        Command::Doctor(doctor) => on_runtime(doctor.run(connection)),
     }
 }
 

@@ -1,6 +1,8 @@
 //! What all stores behind a URL share: their settings, and the checks when they connect.
 
 pub(crate) mod credentials;
+pub(super) mod examination;
+pub(super) mod finding;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for locks on Redis"))]
 pub(crate) mod layout;
 pub(crate) mod options;

@@ -1,5 +1,6 @@
 //! What connecting does about servers whose settings may cost leases.
 
+use super::finding::{Check, Finding};
 use crate::error::{Error, ErrorKind};
 use std::error::Error as StdError;
 use std::fmt;
@@ -20,7 +21,7 @@ use std::fmt;
 pub struct Preflight {
     action: Action,
     /// A bit for each [`Check`] that is allowed to find something.
-    allowed: u8,
+    allowed: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +53,7 @@ impl Preflight {
     /// Allows what a check finds: it is neither refused nor a warning. Call it once for each check.
     ///
     /// It is for a finding whose cost you know: a managed server that keeps its writes without an append-only file, or a
-    /// cluster in which a failover may cost leases.
+    /// cluster in which a failover may cost leases. [`Builder::examine`](crate::Builder::examine) reports it all the same.
     #[must_use]
     pub const fn allow(self, check: Check) -> Self {
         Self { allowed: self.allowed | check.bit(), ..self }
@@ -85,71 +86,6 @@ impl fmt::Debug for Preflight {
         let allowed: Vec<_> = Check::ALL.into_iter().filter(|check| self.allows(*check)).collect();
         let mut shown = f.debug_struct("Preflight");
         shown.field("action", &self.action).field("allowed", &allowed).finish()
-    }
-}
-
-/// A setting of a server that may cost leases.
-///
-/// It displays as a sentence that says what follows from the setting, and what to change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Finding {
-    /// What was checked.
-    pub check: Check,
-    /// Which server it is: `host:port` or the path of its socket, or `node 2` of a quorum.
-    pub server: String,
-    advice: String,
-}
-
-/// What a [`Finding`] is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Check {
-    /// The server may evict the key of a lease that is held.
-    Eviction,
-    /// The server is a replica.
-    Role,
-    /// The server is too old.
-    Version,
-    /// The server forgets all leases when it restarts.
-    Persistence,
-    /// The server has fewer replicas than [`replicas`](crate::Builder::replicas) demands.
-    Replicas,
-    /// The server is in cluster mode, and the URL is that of a single server.
-    ClusterMode,
-    /// A failover may lose a grant that was returned, because no replica must confirm it.
-    Failover,
-    /// The user may not run `INFO`, so nothing is known.
-    Info,
-}
-
-impl Check {
-    const ALL: [Self; 8] = [
-        Self::Eviction,
-        Self::Role,
-        Self::Version,
-        Self::Persistence,
-        Self::Replicas,
-        Self::ClusterMode,
-        Self::Failover,
-        Self::Info,
-    ];
-
-    const fn bit(self) -> u8 {
-        1 << self as u8
-    }
-}
-
-impl Finding {
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn new(check: Check, server: &str, advice: impl Into<String>) -> Self {
-        Self { check, server: server.to_owned(), advice: advice.into() }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.server, self.advice)
     }
 }
 

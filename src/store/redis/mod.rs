@@ -13,6 +13,7 @@ mod scripts;
 mod send;
 mod topology;
 
+pub(crate) use checks::examine::examine;
 pub(crate) use link::address::Address;
 
 use super::connect::layout::Layout;
@@ -185,6 +186,21 @@ impl RedisStore {
     /// Connects on the current runtime and checks the permissions that locks will need.
     pub(crate) async fn open(address: Address, clock: Clock) -> Result<Self> {
         let attempt = address.attempt;
+        // Boxed: futures that are nested in each other this deep reach the compiler's recursion limit in the caller's crate.
+        let store = Box::pin(Self::open_untried(address, clock)).await?;
+        match Box::pin(checks::permissions::check(&store)).await {
+            Ok(tried) => tried.warn(store.keys.prefix()),
+            Err(error) => {
+                store.close(attempt).await;
+                return Err(error);
+            }
+        }
+        Ok(store)
+    }
+
+    /// Connects on the current runtime, and checks the settings of the servers, but no permissions.
+    async fn open_untried(address: Address, clock: Clock) -> Result<Self> {
+        let attempt = address.attempt;
         let keys = Keys::new(&address.prefix);
         let reconnects = Signal::new();
         let routing = CancellationToken::new();
@@ -235,12 +251,8 @@ impl RedisStore {
             routes,
             routing: failing.disarm(),
         };
-        let checks = async {
-            checkup.run(&store.routing).await?;
-            checks::permissions::check(&store).await
-        };
-        // Boxed: futures that are nested in each other this deep reach the compiler's recursion limit in the caller's crate.
-        if let Err(error) = Box::pin(checks).await {
+        // Boxed, too.
+        if let Err(error) = Box::pin(checkup.run(&store.routing)).await {
             store.close(attempt).await;
             return Err(error);
         }

@@ -12,6 +12,7 @@ mod session;
 mod tree;
 
 pub(crate) use session::address::Address;
+pub(crate) use session::examine::examine;
 
 use super::connect::options::in_task;
 use super::{

@@ -3,11 +3,12 @@
 //! A store asks each server when it connects, and each that it meets later: the next primary after a failover, a new
 //! shard, or what answers at the address after a reconnect. Only connecting can refuse; later findings are warnings.
 
-use crate::error::{Error, Fate, Result};
-use crate::store::connect::preflight::{Check, Finding, Preflight, Unfit};
+use super::info::{Deployment, judge};
+use crate::error::Result;
+use crate::store::connect::finding::{Check, Finding};
+use crate::store::connect::preflight::{Preflight, Unfit};
 use crate::store::redis::link::address::Server;
 use crate::store::redis::link::health::field;
-use crate::store::redis::scripts::reply;
 use crate::store::redis::topology::routes::Routes;
 use crate::store::redis::topology::{Connection, Connector, Destination};
 use crate::util::trace;
@@ -20,8 +21,6 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
-/// The first version with the permissions and scripts that leasehold relies on.
-const OLDEST: u32 = 7;
 /// The time after which servers of a fleet that could not be asked are asked again.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -167,9 +166,9 @@ impl Checkup {
     }
 }
 
-/// Returns the findings that are left.
+/// Returns the findings that are left: what is wrong, and not allowed.
 fn allowed(preflight: Preflight, mut findings: Vec<Finding>) -> Vec<Finding> {
-    findings.retain(|finding| !preflight.allows(finding.check));
+    findings.retain(|finding| !finding.is_fine() && !preflight.allows(finding.check));
     findings
 }
 
@@ -200,200 +199,14 @@ fn warn(findings: Vec<Finding>) {
     }
 }
 
-/// Returns whether the server refuses `INFO`, to this user or to all, in words of Redis or of a proxy. Without a password it
-/// refuses everything, and so does a server that accepts no more clients.
-fn is_refusal(error: &Error) -> bool {
-    let words = reply::words_of(error).unwrap_or_default();
-    let is_passing = error.is_unavailable() && error.fate() == Fate::NotExecuted;
-    words.starts_with("NOPERM ") || (words.starts_with("ERR ") && !is_passing)
-}
-
-/// What a server is a part of.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Deployment {
-    /// It is the only one.
-    Alone,
-    /// A quorum relies on no single node.
-    Quorum,
-    /// Sentinel, or a cluster: one of its replicas may be promoted.
-    Fleet,
-}
-
-/// Returns what is wrong with a server, by its reply to `INFO`. `replicas` of its replicas must confirm a grant.
-fn judge(
-    name: &str,
-    info: Result<String>,
-    replicas: u32,
-    deployment: Deployment,
-) -> Result<Vec<Finding>> {
-    let mut findings = Vec::new();
-    let mut find = |check, advice: String| findings.push(Finding::new(check, name, advice));
-    let info = match info {
-        Ok(info) => info,
-        Err(error) if is_refusal(&error) => {
-            find(
-                Check::Info,
-                "does not let this user run INFO, so its settings are not checked; grant +info, or allow Check::Info"
-                    .to_owned(),
-            );
-            String::new()
-        }
-        Err(error) => return Err(error),
-    };
-    let field = |name: &str| field(&info, name);
-
-    let version = field("redis_version").unwrap_or_default();
-    let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-    if major.is_some_and(|major| major < OLDEST) && field("valkey_version").is_none() {
-        find(
-            Check::Version,
-            format!("is Redis {version}; leasehold needs Redis 7.0 or later, or Valkey"),
-        );
-    }
-    if field("role") == Some("slave") {
-        find(
-            Check::Role,
-            "is a replica, whose writes are refused or lost; connect to its primary, or by redis-sentinel:// or \
-             redis-cluster://"
-                .to_owned(),
-        );
-    }
-    let policy = field("maxmemory_policy").unwrap_or("noeviction");
-    if field("maxmemory").is_some_and(|limit| limit != "0") && policy != "noeviction" {
-        find(
-            Check::Eviction,
-            format!(
-                "may evict the key of a lease that is held, by its maxmemory-policy {policy}; set maxmemory-policy \
-                 noeviction"
-            ),
-        );
-    }
-    if field("aof_enabled") == Some("0") && deployment != Deployment::Quorum {
-        find(
-            Check::Persistence,
-            "has no append-only file, so a restart forgets all leases and others are granted their names; set \
-             appendonly yes, or use a quorum of servers"
-                .to_owned(),
-        );
-    }
-    let connected = field("connected_slaves").and_then(|count| count.parse::<u32>().ok());
-    if let Some(connected) = connected
-        && connected < replicas
-    {
-        find(
-            Check::Replicas,
-            format!(
-                "has too few replicas ({connected}) for replicas({replicas}, ..), so that no grant counts; add \
-                 replicas, or demand fewer"
-            ),
-        );
-    }
-    // As Redis and as Valkey 9 name it.
-    let mode = field("redis_mode").or_else(|| field("server_mode"));
-    if deployment != Deployment::Fleet && mode == Some("cluster") {
-        find(
-            Check::ClusterMode,
-            "is in cluster mode, where requests for names of several slots cannot share a call, so they and their \
-             renewals are refused; write redis-cluster:// in the URL, or give all names one hash tag by prefix(\"{app}:\") \
-             and allow Check::ClusterMode"
-                .to_owned(),
-        );
-    }
-    // Nothing replaces a server without a replica.
-    if deployment == Deployment::Fleet && replicas == 0 && connected != Some(0) {
-        find(
-            Check::Failover,
-            "may be replaced by a replica that lacks the last grants, and others are granted their names; set \
-             replicas(1, ..), or allow Check::Failover"
-                .to_owned(),
-        );
-    }
-    Ok(findings)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const FIT: &str = "redis_version:7.0.15\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n\
-                       role:master\r\nconnected_slaves:0\r\n";
-
-    fn checks(info: &str, replicas: u32, deployment: Deployment) -> Vec<Check> {
-        let findings = judge("it", Ok(info.to_owned()), replicas, deployment).unwrap();
-        findings.iter().map(|finding| finding.check).collect()
-    }
-
-    #[test]
-    fn each_setting_is_judged_by_what_follows_from_it() {
-        let limit = ("maxmemory:0", "maxmemory:1048576");
-        let policy = |policy: &str| FIT.replace("noeviction", policy);
-        for (info, expected) in [
-            (FIT.to_owned(), None),
-            (String::new(), None),
-            (FIT.replace("7.0.15", "8.1.0"), None),
-            (FIT.replace("7.0.15", "6.2.7"), Some(Check::Version)),
-            (FIT.replace("7.0.15", "6.2.7\r\nvalkey_version:8.0.1"), None),
-            (FIT.replace("7.0.15", "unknown"), None),
-            (FIT.replace("master", "slave"), Some(Check::Role)),
-            (FIT.replace("aof_enabled:1", "aof_enabled:0"), Some(Check::Persistence)),
-            (FIT.replace(limit.0, limit.1), None),
-            (policy("allkeys-lru"), None),
-            (policy("allkeys-lru").replace(limit.0, limit.1), Some(Check::Eviction)),
-            (policy("volatile-ttl").replace(limit.0, limit.1), Some(Check::Eviction)),
-        ] {
-            assert_eq!(checks(&info, 0, Deployment::Alone), Vec::from_iter(expected), "{info}");
-        }
-        let all = "redis_version:5.0\nrole:slave\nmaxmemory:1\nmaxmemory_policy:allkeys-lfu\naof_enabled:0";
-        assert_eq!(checks(all, 0, Deployment::Alone).len(), 4);
-        assert_eq!(checks(all, 0, Deployment::Quorum).len(), 3, "a quorum relies on no file");
-    }
-
-    #[test]
-    fn replicas_count_only_where_they_are_demanded() {
-        let one = FIT.replace("connected_slaves:0", "connected_slaves:1");
-        assert_eq!(checks(FIT, 0, Deployment::Alone), []);
-        assert_eq!(checks(FIT, 1, Deployment::Alone), [Check::Replicas]);
-        assert_eq!(checks(&one, 0, Deployment::Fleet), [Check::Failover]);
-        assert_eq!(checks(FIT, 0, Deployment::Fleet), [], "nothing replaces it");
-        let cluster = format!("server_mode:cluster\r\n{FIT}");
-        assert_eq!(checks(&cluster, 0, Deployment::Alone), [Check::ClusterMode]);
-        assert_eq!(checks(&cluster, 1, Deployment::Fleet), [Check::Replicas]);
-        assert_eq!(checks(&one, 1, Deployment::Fleet), []);
-        assert_eq!(checks(&one, 2, Deployment::Fleet), [Check::Replicas]);
-    }
-
-    #[test]
-    fn refusal_of_info_is_a_finding_and_an_outage_an_error() {
-        let judged = |text: &str| {
-            judge(
-                "it",
-                Err(crate::store::redis::scripts::reply::classify(text)),
-                0,
-                Deployment::Alone,
-            )
-        };
-        for text in [
-            "NOPERM this user has no permissions to run the 'info' command",
-            "NOPERM User lease has no permissions to run the 'info' command",
-            "ERR unknown command 'INFO', with args beginning with: ",
-            "ERR unsupported command 'info'",
-            "ERR not here",
-        ] {
-            assert_eq!(judged(text).unwrap()[0].check, Check::Info, "{text}");
-        }
-        for text in [
-            "NOAUTH Authentication required.",
-            "BUSY Redis is busy",
-            "ERR max number of clients reached",
-            "timeout",
-        ] {
-            assert!(judged(text).is_err(), "{text}");
-        }
-    }
+    use crate::store::connect::finding::Verdict;
 
     #[test]
     fn news_are_reported_once_and_what_holds_for_all_once() {
-        let finding = |check, server: &str| Finding::new(check, server, "is odd");
+        let finding = |check, server: &str| Finding::new(check, Verdict::Warning, server, "is odd");
         let known = |found: &[(&str, Check)]| {
             let mut known = Known::new();
             for (server, check) in found {

@@ -170,6 +170,11 @@ impl Address {
         Self { node: Some(position), ..self }
     }
 
+    /// Makes it one of which no server is asked for its settings when connecting.
+    pub(in crate::store::redis) fn without_preflight(self) -> Self {
+        Self { preflight: Preflight::off(), ..self }
+    }
+
     pub(crate) fn is_one_server(&self) -> bool {
         matches!(self.topology, Topology::Single)
     }

@@ -3,6 +3,7 @@
 pub(super) mod address;
 pub(super) mod errors;
 pub(super) mod health;
+pub(super) mod inquiry;
 mod keeper;
 pub(super) mod login;
 pub(super) mod node;

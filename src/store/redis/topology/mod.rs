@@ -6,10 +6,11 @@
 //!   connections to its servers.
 //! - [`routes`] keeps the [`slot_map`] up to date: [`discover`] asks a cluster for it, and [`sentinels`] asks sentinels for the
 //!   primary, both by a [`survey`] of several servers.
-//! - [`runtimes`] gives each runtime what it has of its own.
+//! - [`runtimes`] gives each runtime what it has of its own. [`all_servers`] finds the servers once, for an examination.
 //!
 //! From outside, `send`, `pubsub` and `checks` use [`Connection`], [`Connector`], [`Destination`], [`routes`] and [`runtimes`].
 
+mod all_servers;
 mod discover;
 pub(super) mod fleet;
 mod pool;
@@ -27,6 +28,7 @@ use super::scripts::reply::{self, Element};
 use super::scripts::{Script, ScriptCall};
 use crate::error::{Error, Result};
 use crate::store::Signal;
+pub(super) use all_servers::AllServers;
 use fleet::Fleet;
 /// A server of a fleet.
 pub(super) use fred::types::config::Server;

@@ -10,6 +10,7 @@
 pub(super) mod address;
 mod auth;
 pub(super) mod errors;
+pub(super) mod examine;
 mod link;
 mod liveness;
 pub(super) mod nodes;

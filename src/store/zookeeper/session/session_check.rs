@@ -13,7 +13,7 @@ use zookeeper_client::Error as ZkError;
 
 /// From this length on, a session has three ticks of any length in use, and the check, which costs a session, is
 /// skipped.
-const SURELY_LONG: Duration = Duration::from_secs(10);
+pub(super) const SURELY_LONG: Duration = Duration::from_secs(10);
 
 /// Warns if the session is shorter than 3 ticks, as far as can be known.
 pub(super) async fn check(address: &Address) {
@@ -21,27 +21,42 @@ pub(super) async fn check(address: &Address) {
     if session >= SURELY_LONG {
         return;
     }
-    let two_thirds = Address { session: session * 2 / 3, ..address.clone() };
-    for host in hosts(&two_thirds, None) {
-        match given(host, &two_thirds).await {
-            Ok(shortest) if shortest > two_thirds.session => {
-                return trace::later(Level::WARN, || {
-                    move || {
-                        tracing::warn!(
-                            "a time to live of {session:?} is near the shortest that the servers give, {shortest:?}: if \
-                             that is 2 of their ticks, as by default, a lease may be believed for too long; choose \
-                             at least 3 ticks"
-                        );
-                    }
-                });
+    for host in hosts(address, None) {
+        if let Some(shortest) = shortest(host, address).await {
+            if is_near(session, shortest) {
+                let advice = advice(session, shortest);
+                trace::later(Level::WARN, || move || tracing::warn!("{advice}"));
             }
-            Ok(_) => return,
-            Err(error) => trace::later(Level::DEBUG, || {
-                let host = host.to_owned();
-                move || tracing::debug!(%error, host, "the shortest timeout is not known")
-            }),
+            return;
         }
     }
+}
+
+/// Returns the shortest timeout that a server gives, or two thirds of that of the session, if it gives so short a one.
+pub(super) async fn shortest(host: &str, address: &Address) -> Option<Duration> {
+    let two_thirds = Address { session: address.session * 2 / 3, ..address.clone() };
+    let given = given(host, &two_thirds).await;
+    let report = |error: &ZkError| {
+        let text = error.to_string();
+        let host = host.to_owned();
+        trace::later(Level::DEBUG, || {
+            move || tracing::debug!(error = text, host, "the shortest timeout is not known")
+        });
+    };
+    given.inspect_err(report).ok()
+}
+
+/// Returns whether a session is shorter than 3 ticks, if the shortest has 2.
+pub(super) fn is_near(session: Duration, shortest: Duration) -> bool {
+    shortest > session * 2 / 3
+}
+
+/// Says what follows from that.
+pub(super) fn advice(session: Duration, shortest: Duration) -> String {
+    format!(
+        "a time to live of {session:?} is near the shortest that the servers give, {shortest:?}: if that is 2 of their \
+         ticks, as by default, a lease may be believed for too long; choose at least 3 ticks"
+    )
 }
 
 /// Returns the timeout that a server gives to a session. The session ends at once.

@@ -1,0 +1,193 @@
+//! What an examination of servers has found, and what only all of them together show.
+
+use super::finding::{Check, Finding, Verdict};
+use std::time::Duration;
+
+/// What a finding about all servers calls them.
+pub(crate) const ALL: &str = "all";
+
+/// What was found about the servers of a store.
+#[derive(Debug, Default)]
+pub(crate) struct Examination {
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) servers: Vec<Examined>,
+}
+
+/// A server that has answered, as far as it is compared with others.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Examined {
+    /// The server, as the findings call it.
+    pub(crate) name: String,
+    /// The id of its run, if it reports one.
+    pub(crate) run_id: Option<String>,
+    /// Its wall clock.
+    pub(crate) clock: Option<WallClock>,
+}
+
+/// The wall clock of a server, at one instant of this process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct WallClock {
+    /// The clock of this process, in the middle between the question and the answer.
+    pub(crate) at: Duration,
+    /// What the server reported.
+    pub(crate) shows: Duration,
+    /// How long the question and its answer took.
+    pub(crate) took: Duration,
+}
+
+impl WallClock {
+    /// Returns by how many seconds it is ahead of the clock of this process.
+    pub(crate) fn ahead(self) -> f64 {
+        self.shows.as_secs_f64() - self.at.as_secs_f64()
+    }
+}
+
+impl Examination {
+    /// Returns an examination with one finding.
+    pub(crate) fn of(finding: Finding) -> Self {
+        Self { findings: vec![finding], servers: Vec::new() }
+    }
+
+    /// Adds what another has found.
+    pub(crate) fn join(&mut self, other: Self) {
+        self.findings.extend(other.findings);
+        self.servers.extend(other.servers);
+    }
+
+    /// Makes one of those of the nodes of a quorum. While a majority has answered, a node that is away costs no lease.
+    pub(crate) fn of_quorum(nodes: Vec<Self>) -> Self {
+        let is_away = |finding: &Finding| {
+            finding.check == Check::Reachable && finding.verdict == Verdict::Failure
+        };
+        let count = nodes.len();
+        let away = nodes.iter().filter(|node| node.findings.iter().any(is_away)).count();
+        let here = count - away;
+        let majority = count / 2 + 1;
+        let mut quorum = Self::default();
+        for mut node in nodes {
+            for finding in node.findings.iter_mut().filter(|finding| is_away(finding)) {
+                if here >= majority {
+                    finding.verdict = Verdict::Warning;
+                }
+            }
+            quorum.join(node);
+        }
+        let (verdict, advice) = if away == 0 {
+            (Verdict::Fine, format!("{count} nodes answer, and {majority} are needed"))
+        } else if here >= majority {
+            let advice = format!(
+                "{here} of {count} nodes answer, and {majority} are needed: locks work, but with {} more away none does; \
+                 bring the missing back",
+                here + 1 - majority
+            );
+            (Verdict::Warning, advice)
+        } else {
+            let advice = format!(
+                "{here} of {count} nodes answer, but {majority} are needed, so no lock can be acquired"
+            );
+            (Verdict::Failure, advice)
+        };
+        quorum.findings.push(Finding::new(Check::Fleet, verdict, ALL, advice));
+        quorum.findings.extend(twins(&quorum.servers));
+        quorum
+    }
+
+    /// Compares the clocks of the servers, where there are several.
+    pub(crate) fn compare_clocks(&mut self, ttl: Duration) {
+        self.findings.extend(compare(&self.servers, ttl));
+    }
+}
+
+/// Finds two nodes of a quorum that are one server.
+fn twins(servers: &[Examined]) -> Option<Finding> {
+    let same =
+        |one: &Examined, other: &Examined| one.run_id.is_some() && one.run_id == other.run_id;
+    let pair = servers.iter().enumerate().find_map(|(at, other)| {
+        let one = servers[..at].iter().find(|one| same(one, other))?;
+        Some(format!(
+            "{} and {} are one server, whose vote would count twice; name each server once",
+            one.name, other.name
+        ))
+    })?;
+    Some(Finding::new(Check::Fleet, Verdict::Failure, ALL, pair))
+}
+
+/// Compares clocks by how far each is ahead of that of this process.
+fn compare(servers: &[Examined], ttl: Duration) -> Option<Finding> {
+    let ahead = |server: &Examined| Some((server.clock?.ahead(), server.name.clone()));
+    let mut clocks: Vec<(f64, String)> = servers.iter().filter_map(ahead).collect();
+    clocks.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let [(least, behind), .., (most, first)] = &clocks[..] else { return None };
+    let apart = most - least;
+    let limit = ttl.as_secs_f64() / 10.0;
+    let (verdict, advice) = if apart > limit {
+        let advice = format!(
+            "the clocks differ: that of {first} is {apart:.3} s ahead of that of {behind}; more than a tenth of the time to \
+             live costs leases and the order of fencing tokens in a failover or on a quorum; run chrony or ntpd on each"
+        );
+        (Verdict::Warning, advice)
+    } else {
+        (
+            Verdict::Fine,
+            format!("the clocks of {} servers differ by {apart:.3} s at most", clocks.len()),
+        )
+    };
+    Some(Finding::new(Check::Clock, verdict, ALL, advice))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(name: &str, shows_millis: u64) -> Examined {
+        let at = Duration::from_secs(100);
+        let shows = Duration::from_millis(shows_millis);
+        let clock = Some(WallClock { at, shows, took: Duration::ZERO });
+        Examined { name: name.to_owned(), run_id: Some(name.to_owned()), clock }
+    }
+
+    #[test]
+    fn clocks_are_compared_where_there_are_two() {
+        let ttl = Duration::from_secs(30);
+        assert_eq!(compare(&[server("a", 0)], ttl), None);
+        let verdict = |second| compare(&[server("a", 7_000), server("b", second)], ttl).unwrap();
+        for (second, expected) in [
+            (7_000, Verdict::Fine),
+            (9_900, Verdict::Fine),
+            (4_100, Verdict::Fine),
+            (10_100, Verdict::Warning),
+            (3_900, Verdict::Warning),
+        ] {
+            assert_eq!(verdict(second).verdict, expected, "{second}");
+        }
+        assert!(verdict(10_100).message().contains("that of b is 3.100 s ahead of that of a"));
+        let without = Examined { clock: None, ..server("c", 0) };
+        assert_eq!(compare(&[server("a", 0), without], ttl), None);
+    }
+
+    #[test]
+    fn quorum_is_judged_by_its_majority() {
+        let node = |name: &str, is_away| {
+            let verdict = if is_away { Verdict::Failure } else { Verdict::Fine };
+            Examination {
+                findings: vec![Finding::new(Check::Reachable, verdict, name, "is")],
+                servers: if is_away { Vec::new() } else { vec![server(name, 0)] },
+            }
+        };
+        for (away, expected) in [
+            (0, Verdict::Fine),
+            (1, Verdict::Warning),
+            (2, Verdict::Failure),
+            (3, Verdict::Failure),
+        ] {
+            let nodes = ["1", "2", "3"].iter().enumerate();
+            let nodes = nodes.map(|(at, name)| node(name, at < away)).collect();
+            let quorum = Examination::of_quorum(nodes);
+            let worst = quorum.findings.iter().map(|finding| finding.verdict).max();
+            assert_eq!(worst, Some(expected), "{away}: {quorum:?}");
+        }
+        let nodes = vec![node("1", false), node("2", false), node("2", false)];
+        let quorum = Examination::of_quorum(nodes);
+        assert!(quorum.findings.iter().any(|finding| finding.message().contains("one server")));
+    }
+}

@@ -1,0 +1,492 @@
+//! Examines the servers behind an address: asks each of them, watches its clock, and tries out what locks do.
+//!
+//! It only reads, besides the try-out that connecting does as well. No question takes longer than an attempt, and all of them
+//! together end in [`LONGEST`], whatever the servers do.
+
+use super::commands::{Asked, ask};
+use super::fleet::{judge_cluster, judge_node_timeout, judge_replica, judge_sentinel, replicas_of};
+use super::info::{Deployment, judge, judge_fsync};
+use super::leftovers;
+use super::limits::{Limits, judge_limits};
+use super::stalls::{Stalls, judge_stalls};
+use super::times::{judge_clock, judge_round_trips};
+use super::tryout::{failed, probe_name, try_out};
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::store::connect::examination::{ALL, Examination, Examined, WallClock};
+use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::redis::link::address::{Address, Server};
+use crate::store::redis::link::health::field;
+use crate::store::redis::link::inquiry::{Answer, Inquiry};
+use crate::store::redis::link::script::slot;
+use crate::store::redis::link::url::{Sentinels, Topology};
+use crate::store::redis::scripts::{ScriptCall, Scripts};
+use crate::store::redis::topology::AllServers;
+use crate::util::panics::caught;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// No question is asked after that.
+const LONGEST: Duration = Duration::from_secs(40);
+/// How long it may take to find the servers of a fleet.
+const SEARCH: Duration = Duration::from_secs(15);
+/// The time between two readings of a clock.
+const SPAN: Duration = Duration::from_secs(5);
+/// How often a clock is read at once, of which the quickest counts.
+const READINGS: usize = 5;
+/// The number of requests of which the times are judged.
+const REQUESTS: usize = 50;
+/// The settings that are asked for.
+const CONFIG: [&str; 7] = [
+    "CONFIG",
+    "GET",
+    "timeout",
+    "client-output-buffer-limit",
+    "busy-reply-threshold",
+    "appendfsync",
+    "cluster-node-timeout",
+];
+
+/// A server that is examined.
+struct Subject {
+    name: String,
+    address: Address,
+    part: Part,
+    /// The key of a probe, which the server serves. `None` for a replica.
+    probe: Option<String>,
+}
+
+/// What a server is in its deployment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Alone,
+    /// Of a quorum.
+    Node,
+    Primary {
+        in_cluster: bool,
+    },
+    Replica,
+}
+
+/// Examines the servers of an address.
+pub(crate) async fn examine(address: Address) -> Examination {
+    let until = Instant::now() + LONGEST;
+    let mut done = Examination::default();
+    let subjects = match find_subjects(&address, until, &mut done.findings).await {
+        Ok(subjects) => subjects,
+        Err(error) => {
+            done.findings.push(failed(ALL, &error, &address.prefix));
+            Vec::new()
+        }
+    };
+    let name = match &subjects[..] {
+        [one] if address.is_one_server() => one.name.clone(),
+        _ => ALL.to_owned(),
+    };
+    let is_found = !subjects.is_empty();
+    let mut asking = JoinSet::new();
+    for (index, subject) in subjects.into_iter().enumerate() {
+        asking.spawn(async move {
+            let name = subject.name.clone();
+            let examined = caught("examination", examine_one(subject, until)).await;
+            let panicked = || {
+                let advice = "could not be examined: an answer of it was not understood";
+                let check = Check::Reachable;
+                Examination::of(Finding::new(check, Verdict::Failure, &name, advice))
+            };
+            (index, examined.unwrap_or_else(panicked))
+        });
+    }
+    let all_asked = async {
+        let mut examined = Vec::new();
+        while let Some(one) = asking.join_next().await {
+            examined.extend(one);
+        }
+        examined.sort_by_key(|(index, _)| *index);
+        examined
+    };
+    let trying = async {
+        match is_found {
+            // Boxed: connecting is a large future.
+            true => Box::pin(try_out(&address, &name)).await,
+            false => Vec::new(),
+        }
+    };
+    let (examined, tried) = tokio::join!(all_asked, trying);
+    for (_, one) in examined {
+        done.join(one);
+    }
+    add_tried(&mut done.findings, tried);
+    done
+}
+
+/// Adds what the try-out has found, unless it has only failed for a reason that is known already.
+fn add_tried(findings: &mut Vec<Finding>, tried: Vec<Finding>) {
+    let explains = |finding: &Finding| {
+        let causes = [Check::Reachable, Check::Role, Check::Permissions];
+        finding.verdict == Verdict::Failure && causes.contains(&finding.check)
+    };
+    let is_explained = findings.iter().any(explains);
+    let is_news = |finding: &Finding| {
+        !(is_explained && matches!(finding.check, Check::Reachable | Check::Role))
+            && !findings.iter().any(|known| {
+                known.check == finding.check
+                    && known.server == finding.server
+                    && known.verdict == Verdict::Failure
+            })
+    };
+    let tried: Vec<Finding> = tried.into_iter().filter(is_news).collect();
+    findings.extend(tried);
+}
+
+/// Finds the servers. What sentinels say goes into `findings`.
+async fn find_subjects(
+    address: &Address,
+    until: Instant,
+    findings: &mut Vec<Finding>,
+) -> Result<Vec<Subject>> {
+    let silent = |_| Err(Error::silent());
+    match &address.topology {
+        Topology::Single => {
+            let part = if address.node.is_some() { Part::Node } else { Part::Alone };
+            let probe = Some(format!("{}{}", address.prefix, probe_name()?.as_str()));
+            let name = address.server_name();
+            Ok(vec![Subject { name, address: address.clone(), part, probe }])
+        }
+        Topology::Sentinel(sentinels) => {
+            findings.extend(ask_sentinels(address, sentinels, until).await);
+            let all = timeout(SEARCH, AllServers::find(address)).await.unwrap_or_else(silent)?;
+            let mut subjects = primaries(address, &all, false)?;
+            if let Some(primary) = subjects.first() {
+                let replicas = timeout(SEARCH, replicas_of_primary(&primary.address, until)).await;
+                let replicas = replicas.ok().and_then(Result::ok).unwrap_or_default();
+                subjects.extend(replicas.iter().map(|server| replica(address, server)));
+            }
+            Ok(subjects)
+        }
+        Topology::Cluster(seeds) => {
+            let all = timeout(SEARCH, AllServers::find(address)).await.unwrap_or_else(silent);
+            let all = match all {
+                Ok(all) => all,
+                Err(error) => {
+                    findings.extend(ask_seeds(address, seeds, until).await);
+                    return Err(error);
+                }
+            };
+            let mut subjects = primaries(address, &all, true)?;
+            subjects.extend(all.replicas().iter().map(|server| replica(address, server)));
+            Ok(subjects)
+        }
+    }
+}
+
+fn primaries(address: &Address, all: &AllServers, in_cluster: bool) -> Result<Vec<Subject>> {
+    let mut subjects = Vec::new();
+    for server in all.primaries() {
+        let mut probe = None;
+        // A server with few slots may get none.
+        for _ in 0..all.primaries().len() * 16 {
+            let key = format!("{}{}", address.prefix, probe_name()?.as_str());
+            if !in_cluster || all.has_slot(server, slot(key.as_bytes())) {
+                probe = Some(key);
+                break;
+            }
+        }
+        let part = Part::Primary { in_cluster };
+        let name = server.to_string();
+        subjects.push(Subject { name, address: address.of(server), part, probe });
+    }
+    Ok(subjects)
+}
+
+fn replica(address: &Address, server: &Server) -> Subject {
+    let name = server.to_string();
+    Subject { name, address: address.of(server), part: Part::Replica, probe: None }
+}
+
+/// Returns the replicas of the primary under sentinels, as it reports them itself.
+async fn replicas_of_primary(primary: &Address, until: Instant) -> Result<Vec<Server>> {
+    let inquiry = Inquiry::open(primary, until).await?;
+    let info = inquiry.ask(&["INFO", "replication"]).await;
+    inquiry.close().await;
+    let server = |[host, port]: [String; 2]| Some(Server::new(host, port.parse().ok()?));
+    Ok(replicas_of(&info?.text()).into_iter().filter_map(server).collect())
+}
+
+/// Returns what the sentinels say. One that is away is a warning while most are there.
+async fn ask_sentinels(address: &Address, sentinels: &Sentinels, until: Instant) -> Vec<Finding> {
+    let mut asking = JoinSet::new();
+    for sentinel in sentinels.servers.clone() {
+        let at = address.of_sentinel(sentinels, &sentinel);
+        let service = sentinels.service.clone();
+        asking.spawn(async move {
+            let inquiry = Inquiry::open(&at, until).await?;
+            let asked = ask(&inquiry, &["SENTINEL", "MASTER", &service]).await;
+            inquiry.close().await;
+            Ok::<_, Error>((sentinel, asked?))
+        });
+    }
+    let named = sentinels.servers.len();
+    let mut findings = Vec::new();
+    let mut missing: Vec<String> = sentinels.servers.iter().map(ToString::to_string).collect();
+    let mut errors = Vec::new();
+    while let Some(asked) = asking.join_next().await {
+        match asked {
+            Ok(Ok((sentinel, asked))) => {
+                let name = sentinel.to_string();
+                missing.retain(|missing| *missing != name);
+                match &asked {
+                    Asked::Answered(answer) => {
+                        findings.extend(judge_sentinel(&name, answer, named, address.ttl));
+                    }
+                    // That it knows no such primary is an error of the search for it.
+                    Asked::Unknown => {}
+                    unknown => {
+                        let what =
+                            "what it knows of the primary by the name of sentinelServiceName";
+                        let rule = "+sentinel|master";
+                        findings.extend(unknown.not_checked(Check::Fleet, &name, what, rule));
+                    }
+                }
+            }
+            Ok(Err(error)) => errors.push(error.message().to_owned()),
+            Err(_) => {}
+        }
+    }
+    if !missing.is_empty() {
+        let are_most = missing.len() * 2 >= named;
+        let verdict = if are_most { Verdict::Failure } else { Verdict::Warning };
+        let advice = format!(
+            "{} of {named} sentinels do not answer ({}), and without most of them none replaces a dead primary: {}",
+            missing.len(),
+            missing.join(", "),
+            errors.join("; ")
+        );
+        findings.push(Finding::new(Check::Fleet, verdict, ALL, advice));
+    }
+    findings.sort_by(|one, other| one.server.cmp(&other.server));
+    findings
+}
+
+/// Returns what is wrong with the nodes of a cluster that the URL names, when none of them has a map.
+async fn ask_seeds(address: &Address, seeds: &[Server], until: Instant) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for seed in seeds {
+        match timeout(SEARCH / 3, Inquiry::open(&address.of(seed), until)).await {
+            Ok(Ok(inquiry)) => inquiry.close().await,
+            Ok(Err(error)) => findings.push(failed(&seed.to_string(), &error, &address.prefix)),
+            Err(_) => {
+                findings.push(failed(&seed.to_string(), &Error::silent(), &address.prefix));
+            }
+        }
+    }
+    findings
+}
+
+async fn examine_one(subject: Subject, until: Instant) -> Examination {
+    let Subject { name, address, part, .. } = &subject;
+    let away = |error: &Error| {
+        let mut finding = failed(name, error, &address.prefix);
+        if *part == Part::Replica {
+            // The primary serves without it, until it is needed.
+            finding.verdict = Verdict::Warning;
+        }
+        finding
+    };
+    let inquiry = match Inquiry::open(address, until).await {
+        Ok(inquiry) => inquiry,
+        Err(error) => return Examination::of(away(&error)),
+    };
+    let mut seen = Seen::default();
+    let mut findings = Vec::new();
+    match ask_all(&subject, &inquiry, &mut seen, &mut findings).await {
+        Ok(()) => {
+            findings.insert(0, Finding::new(Check::Reachable, Verdict::Fine, name, "answers"));
+        }
+        Err(error) => findings.push(away(&error.at("while it was examined"))),
+    }
+    inquiry.close().await;
+    let examined = Examined { name: name.clone(), run_id: seen.run_id, clock: seen.clock };
+    Examination { findings, servers: vec![examined] }
+}
+
+/// What is compared with other servers.
+#[derive(Default)]
+struct Seen {
+    run_id: Option<String>,
+    clock: Option<WallClock>,
+}
+
+/// Asks a server for all that is judged. An error is one of the connection.
+async fn ask_all(
+    subject: &Subject,
+    inquiry: &Inquiry,
+    seen: &mut Seen,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    let Subject { name, address, part, probe } = subject;
+    let ttl = address.ttl;
+    let start = Instant::now();
+    let first = read_clock(inquiry).await?;
+    if let Ok(clock) = &first {
+        seen.clock = Some(*clock);
+    }
+    if let Some(probe) = probe {
+        findings.extend(round_trips(subject, inquiry, probe).await?);
+    }
+    let info = inquiry.ask(&["INFO"]).await.map(|info| info.text());
+    let text = info.as_ref().ok().cloned();
+    seen.run_id = text.as_deref().and_then(|info| field(info, "run_id")).map(str::to_owned);
+    findings.extend(judge_part(subject, info)?);
+    let config = ask(inquiry, &CONFIG).await?;
+    let aof = text.as_deref().and_then(|info| field(info, "aof_enabled"));
+    if let Some(answer) = config.answer()
+        && aof == Some("1")
+    {
+        let appendfsync = answer.value_of("appendfsync").unwrap_or_default();
+        findings.extend(judge_fsync(name, &appendfsync, part.deployment()));
+    }
+    let latency = ask(inquiry, &["LATENCY", "LATEST"]).await?;
+    let slow_log = ask(inquiry, &["SLOWLOG", "GET", "128"]).await?;
+    let stalls =
+        Stalls { info: text.as_deref(), latency: &latency, slow_log: &slow_log, config: &config };
+    findings.extend(judge_stalls(name, &stalls, ttl));
+    let limits = Limits { info: text.as_deref(), config: &config };
+    findings.extend(judge_limits(name, &limits, ttl));
+    if *part == (Part::Primary { in_cluster: true }) {
+        findings.extend(judge_cluster(name, &ask(inquiry, &["CLUSTER", "INFO"]).await?));
+        findings.extend(judge_node_timeout(name, &config, ttl));
+    }
+    let first = match first {
+        Ok(first) => first,
+        Err(asked) => {
+            findings.extend(asked.not_checked(Check::Clock, name, "its clock", "+time"));
+            findings.extend(leftovers_of(subject, inquiry, start).await?);
+            return Ok(());
+        }
+    };
+    sleep_until(start + SPAN).await;
+    let second = read_clock(inquiry).await?;
+    findings.extend(leftovers_of(subject, inquiry, start).await?);
+    sleep_until(start + SPAN * 2).await;
+    let third = read_clock(inquiry).await?;
+    if let (Ok(second), Ok(third)) = (second, third) {
+        findings.push(judge_clock(name, [first, second, third]));
+    }
+    Ok(())
+}
+
+async fn leftovers_of(
+    subject: &Subject,
+    inquiry: &Inquiry,
+    start: Instant,
+) -> Result<Option<Finding>> {
+    let Subject { name, address, part, .. } = subject;
+    if *part == Part::Replica {
+        return Ok(None);
+    }
+    let until = start + SPAN * 2;
+    leftovers::look(name, inquiry, &address.prefix, address.layout, until).await.map(Some)
+}
+
+impl Part {
+    fn deployment(self) -> Deployment {
+        match self {
+            Self::Alone => Deployment::Alone,
+            Self::Node => Deployment::Quorum,
+            Self::Primary { .. } | Self::Replica => Deployment::Fleet,
+        }
+    }
+}
+
+/// Judges `INFO` as connecting does; of a replica what counts once it is promoted.
+fn judge_part(subject: &Subject, info: Result<String>) -> Result<Vec<Finding>> {
+    let Subject { name, address, part, .. } = subject;
+    let replicas = address.replicas.map_or(0, |replicas| replicas.count);
+    if *part != Part::Replica {
+        return judge(name, info, replicas, part.deployment());
+    }
+    let of_replica = info.as_ref().ok().and_then(|info| judge_replica(name, info));
+    let mut findings = judge(name, info, 0, part.deployment())?;
+    let settings = [Check::Version, Check::Eviction, Check::Persistence, Check::Info];
+    findings.retain(|finding| settings.contains(&finding.check));
+    findings.extend(of_replica);
+    Ok(findings)
+}
+
+/// Reads the clock of a server, some times in a row, of which the quickest counts; or returns why it cannot.
+async fn read_clock(inquiry: &Inquiry) -> Result<Result<WallClock, Asked>> {
+    let clock = Clock::system();
+    let mut best: Option<WallClock> = None;
+    for _ in 0..READINGS {
+        let before = clock.now().since_origin();
+        let asked = ask(inquiry, &["TIME"]).await?;
+        let took = clock.now().since_origin().saturating_sub(before);
+        let Some([seconds, micros]) = asked.answer().map(Answer::list) else {
+            return Ok(Err(asked));
+        };
+        let part = |answer: &Answer| answer.number().unwrap_or_default().unsigned_abs();
+        let shows = Duration::from_secs(part(seconds)) + Duration::from_micros(part(micros));
+        let reading = WallClock { at: before + took / 2, shows, took };
+        if best.is_none_or(|best| reading.took < best.took) {
+            best = Some(reading);
+        }
+    }
+    best.map(Ok).ok_or_else(Error::silent)
+}
+
+/// Runs a script that reads, and judges its times.
+async fn round_trips(subject: &Subject, inquiry: &Inquiry, probe: &str) -> Result<Option<Finding>> {
+    let Subject { name, address, .. } = subject;
+    let script = &Scripts::of(address.layout, false).inspect;
+    let call = || {
+        let mut call = ScriptCall::default();
+        call.key(&[probe]);
+        call
+    };
+    // The first call may have to send the text of the script.
+    if let Err(error) = inquiry.run(script, call()).await {
+        let is_answer = !error.is_unavailable();
+        // The try-out explains what is missing.
+        let advice = "does not let this user run the script of which the time is taken";
+        let finding = Finding::new(Check::RoundTrip, Verdict::NotChecked, name, advice);
+        return if is_answer { Ok(Some(finding)) } else { Err(error) };
+    }
+    let clock = Clock::system();
+    let mut times = Vec::with_capacity(REQUESTS);
+    for _ in 0..REQUESTS {
+        let before = clock.now();
+        inquiry.run(script, call()).await?;
+        times.push(clock.now().saturating_duration_since(before));
+    }
+    Ok(judge_round_trips(name, times, address.ttl, address.attempt))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_of_the_try_out_that_is_explained_is_left_out() {
+        let finding = |check, verdict| Finding::new(check, verdict, "it", "is");
+        let add = |known: Finding, tried: Finding| {
+            let mut findings = vec![known];
+            add_tried(&mut findings, vec![tried]);
+            findings.len() == 2
+        };
+        use Check::{Eviction, Permissions, Reachable, Role};
+        use Verdict::{Failure, Fine};
+        for (known, tried, is_added) in [
+            (finding(Reachable, Failure), finding(Reachable, Failure), false),
+            (finding(Role, Failure), finding(Role, Failure), false),
+            (finding(Permissions, Failure), finding(Permissions, Failure), false),
+            (finding(Eviction, Failure), finding(Role, Failure), true),
+            (finding(Reachable, Fine), finding(Permissions, Failure), true),
+            (finding(Reachable, Fine), finding(Permissions, Fine), true),
+        ] {
+            let what = format!("{known:?} {tried:?}");
+            assert_eq!(add(known, tried), is_added, "{what}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Looks for keys of locks that have no time to live, in a sample of the keys.
+
+use super::commands::{Asked, ask};
+use crate::error::Result;
+use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::layout::Layout;
+use crate::store::redis::link::inquiry::{Answer, Inquiry};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+/// How many keys a server looks at for a call, and how many calls there are at most.
+const COUNT: &str = "500";
+const CALLS: usize = 20;
+/// How many keys are asked for their time to live.
+const MOST: usize = 2000;
+/// How many keys a finding names.
+const NAMED: usize = 5;
+
+/// What a look through the keys has found.
+#[derive(Debug, Default)]
+struct Sample {
+    /// The keys that were looked at.
+    seen: usize,
+    is_complete: bool,
+    /// Those of locks that have no time to live.
+    left: Vec<String>,
+}
+
+/// Looks through the keys of a server that begin with a prefix, until `until`.
+pub(super) async fn look(
+    name: &str,
+    inquiry: &Inquiry,
+    prefix: &str,
+    layout: Layout,
+    until: Instant,
+) -> Result<Finding> {
+    let pattern = pattern(prefix);
+    let kind = if layout == Layout::Plain { "string" } else { "hash" };
+    let mut cursor = "0".to_owned();
+    let mut sample = Sample::default();
+    for _ in 0..CALLS {
+        let words = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", COUNT, "TYPE", kind];
+        let asked = ask(inquiry, &words).await?;
+        let Some([next, keys]) = asked.answer().map(Answer::list) else {
+            return Ok(not_checked(name, &asked, "+scan +pttl +hscan +getrange"));
+        };
+        for key in keys.list().iter().map(Answer::text) {
+            sample.seen += 1;
+            let left = ask(inquiry, &["PTTL", &key]).await?;
+            let Some(left) = left.answer() else { return Ok(not_checked(name, &left, "+pttl")) };
+            if left.number() != Some(-1) {
+                continue;
+            }
+            let asked = match layout {
+                Layout::Plain => ask(inquiry, &["GETRANGE", &key, "0", "80"]).await?,
+                _ => ask(inquiry, &["HSCAN", &key, "0", "COUNT", "10"]).await?,
+            };
+            let Some(answer) = asked.answer() else {
+                return Ok(not_checked(name, &asked, "+hscan +getrange"));
+            };
+            if is_of_a_lock(answer) {
+                sample.left.push(key);
+            }
+            if sample.seen >= MOST || Instant::now() >= until {
+                return Ok(judge(name, &sample));
+            }
+        }
+        cursor = next.text();
+        if cursor == "0" {
+            sample.is_complete = true;
+            break;
+        }
+        if sample.seen >= MOST || Instant::now() >= until {
+            break;
+        }
+    }
+    Ok(judge(name, &sample))
+}
+
+fn not_checked(name: &str, asked: &Asked, rule: &str) -> Finding {
+    let finding = asked.not_checked(Check::Leftovers, name, "keys without a time to live", rule);
+    let odd = || {
+        let advice =
+            "answers SCAN in an unknown way, so keys without a time to live were not looked for";
+        Finding::new(Check::Leftovers, Verdict::NotChecked, name, advice)
+    };
+    finding.unwrap_or_else(odd)
+}
+
+fn judge(name: &str, sample: &Sample) -> Finding {
+    let Sample { seen, is_complete, left } = sample;
+    let of = if *is_complete { "all" } else { "a sample of" };
+    let (verdict, advice) = if left.is_empty() {
+        let advice =
+            format!("has no lock without a time to live among {of} {seen} keys of their type");
+        (Verdict::Fine, advice)
+    } else {
+        let named: Vec<String> = left.iter().take(NAMED).map(|key| format!("{key:.80?}")).collect();
+        let more = if left.len() > NAMED { ", .." } else { "" };
+        let advice = format!(
+            "has {} keys of locks without a time to live: {}{more}; these names stay taken until a person deletes the keys: see \
+             which client writes them (PERSIST, or SET without PX), then DEL them",
+            left.len(),
+            named.join(", ")
+        );
+        (Verdict::Warning, advice)
+    };
+    Finding::new(Check::Leftovers, verdict, name, advice)
+}
+
+/// Returns the pattern of all keys that begin with a text.
+fn pattern(prefix: &str) -> String {
+    let mut pattern = String::new();
+    for c in prefix.chars() {
+        if "*?[]^\\".contains(c) {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern + "*"
+}
+
+/// Returns whether a string, or the fields of a hash as `HSCAN` returns them, are those of a lock: one is a holder id.
+fn is_of_a_lock(answer: &Answer) -> bool {
+    match answer {
+        Answer::List(parts) => {
+            let fields = parts.get(1).map(Answer::list).unwrap_or_default();
+            fields.iter().step_by(2).any(|field| is_holder(&field.text()))
+        }
+        one => is_holder(&one.text()),
+    }
+}
+
+/// Returns whether a text begins with the uuid of a manager, and a number: also that of a reader, a writer or a node.
+fn is_holder(text: &str) -> bool {
+    let Some((manager, rest)) = text.split_once(':') else { return false };
+    manager.len() == 36
+        && Uuid::try_parse(manager).is_ok()
+        && rest.starts_with(|first: char| first.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::checks::commands::tests::{list, refused, text};
+
+    const HOLDER: &str = "00000000-0000-4000-8000-000000000000:7";
+
+    #[test]
+    fn keys_of_locks_are_known_by_their_holders() {
+        let hash = |fields: &[&str]| {
+            let words = fields.iter().flat_map(|field| [text(field), text("1")]);
+            list(vec![text("0"), list(words.collect())])
+        };
+        assert!(is_of_a_lock(&hash(&[HOLDER])));
+        assert!(is_of_a_lock(&hash(&["mode", &format!("{HOLDER}:write")])));
+        assert!(is_of_a_lock(&text(HOLDER)));
+        for other in ["name", "a:7", "00000000-0000-4000-8000-000000000000", &HOLDER[1..]] {
+            assert!(!is_of_a_lock(&hash(&[other])), "{other}");
+            assert!(!is_of_a_lock(&text(other)), "{other}");
+        }
+        assert!(!is_of_a_lock(&hash(&[])) && !is_of_a_lock(&Answer::Other));
+    }
+
+    #[test]
+    fn prefix_is_taken_by_the_letter() {
+        assert_eq!(pattern("app:"), "app:*");
+        assert_eq!(pattern("{a}[b]*?\\"), "{a}\\[b\\]\\*\\?\\\\*");
+        assert_eq!(pattern(""), "*");
+    }
+
+    #[test]
+    fn some_of_the_keys_are_named() {
+        let sample = |count: usize| Sample {
+            seen: 100,
+            is_complete: true,
+            left: (0..count).map(|number| format!("job{number}")).collect(),
+        };
+        assert_eq!(judge("it", &sample(0)).verdict, Verdict::Fine);
+        let two = judge("it", &sample(2));
+        assert_eq!(two.verdict, Verdict::Warning);
+        assert!(two.message().contains("\"job0\", \"job1\"; these"), "{two}");
+        let many = judge("it", &sample(9));
+        assert!(
+            many.message().contains("9 keys") && many.message().contains("\"job4\", .."),
+            "{many}"
+        );
+        let finding = not_checked("it", &refused(), "+scan");
+        assert_eq!(finding.verdict, Verdict::NotChecked);
+        assert!(finding.message().contains("+scan"), "{finding}");
+    }
+}

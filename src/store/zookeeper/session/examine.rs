@@ -1,0 +1,257 @@
+//! Examines each server of an ensemble: whether it answers, as what, how fast, and which session it gives.
+
+use super::address::Address;
+use super::check_timeout;
+use super::errors::unreachable;
+use super::link::{Link, hosts, opening};
+use super::session_check::{self, SURELY_LONG};
+use crate::clock::Clock;
+use crate::store::connect::examination::{ALL, Examination};
+use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::{Store, zookeeper::ZooKeeperStore};
+use std::io;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// How long a server may take for a word of four letters.
+const WORD: Duration = Duration::from_secs(2);
+/// How long connecting may take.
+const LONGEST: Duration = Duration::from_secs(40);
+/// The port of a server without one.
+const PORT: &str = ":2181";
+/// No answer is longer.
+const LONGEST_ANSWER: u64 = 64 * 1024;
+
+/// Examines the servers of an address. While a majority is there, one that is away is a warning.
+pub(crate) async fn examine(address: Address) -> Examination {
+    let mut asking = JoinSet::new();
+    let names: Vec<String> = hosts(&address, None).into_iter().map(str::to_owned).collect();
+    let count = names.len();
+    for name in names {
+        let address = address.clone();
+        asking.spawn(async move { examine_one(&name, &address).await });
+    }
+    let mut examined: Vec<Vec<Finding>> = Vec::new();
+    while let Some(one) = asking.join_next().await {
+        examined.extend(one);
+    }
+    examined.sort_by(|one, other| one[0].server.cmp(&other[0].server));
+    let mut findings = judge_majority(count, examined);
+    let opened = Box::pin(ZooKeeperStore::open(address, Clock::system()));
+    let opened = timeout(LONGEST, opened).await;
+    match opened {
+        Ok(Ok(store)) => {
+            store.close(WORD).await;
+            let advice = "give a session, and let this user make nodes below the path of the URL";
+            findings.push(Finding::new(Check::Permissions, Verdict::Fine, ALL, advice));
+        }
+        Ok(Err(error)) => {
+            let advice = format!("give no session for locks: {}", error.message());
+            findings.push(Finding::new(Check::Permissions, Verdict::Failure, ALL, advice));
+        }
+        Err(_) => {
+            let advice = "give no session in time";
+            findings.push(Finding::new(Check::Permissions, Verdict::Failure, ALL, advice));
+        }
+    }
+    Examination { findings, servers: Vec::new() }
+}
+
+async fn examine_one(host: &str, address: &Address) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    match Link::open(host, address).await {
+        Err(error) => {
+            let error = unreachable(error, host).await;
+            let advice = error.message().to_owned();
+            return vec![Finding::new(Check::Reachable, Verdict::Failure, host, advice)];
+        }
+        Ok(link) => {
+            findings.push(Finding::new(Check::Reachable, Verdict::Fine, host, "gives a session"));
+            let given = link.client.session_timeout();
+            // If this fails, the session ends by its timeout.
+            let _ = timeout(opening(address.session), std::sync::Arc::new(link).close()).await;
+            let shortest = match address.session < SURELY_LONG {
+                true => session_check::shortest(host, address).await,
+                false => None,
+            };
+            findings.push(judge_session(host, address.session, given, shortest));
+        }
+    }
+    let answer = timeout(WORD, word(host, b"srvr")).await;
+    let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    findings.extend(judge_server(host, answer.as_deref().ok(), address.session));
+    findings
+}
+
+/// Asks a server by a word of four letters.
+async fn word(host: &str, word: &[u8]) -> io::Result<String> {
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
+    let at = if has_port { host.to_owned() } else { format!("{host}{PORT}") };
+    let mut stream = TcpStream::connect(at).await?;
+    stream.write_all(word).await?;
+    let mut answer = String::new();
+    stream.take(LONGEST_ANSWER).read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
+fn judge_majority(count: usize, mut examined: Vec<Vec<Finding>>) -> Vec<Finding> {
+    let is_away = |findings: &Vec<Finding>| {
+        findings.iter().any(|one| one.check == Check::Reachable && one.verdict == Verdict::Failure)
+    };
+    let away = examined.iter().filter(|findings| is_away(findings)).count();
+    let majority = count / 2 + 1;
+    let here = count - away;
+    if here >= majority && away > 0 {
+        for finding in examined.iter_mut().flatten().filter(|one| one.check == Check::Reachable) {
+            finding.verdict = finding.verdict.min(Verdict::Warning);
+        }
+    }
+    let (verdict, advice) = match count {
+        1 => (
+            Verdict::Warning,
+            "are one server: while it is away, no lock works; run three or five, and name all in the URL".to_owned(),
+        ),
+        _ if away == 0 => (Verdict::Fine, format!("are {count} servers, which all answer")),
+        _ if here >= majority => (
+            Verdict::Warning,
+            format!("are {count} servers, of which {away} do not answer: with {} more away no lock works", here + 1 - majority),
+        ),
+        _ => (
+            Verdict::Failure,
+            format!("are {count} servers, of which {away} do not answer, so that no majority is left and no lock works"),
+        ),
+    };
+    let mut findings: Vec<Finding> = examined.into_iter().flatten().collect();
+    findings.push(Finding::new(Check::Fleet, verdict, ALL, advice));
+    findings
+}
+
+/// Judges the timeout of a session: that which was given, and the shortest that the server gives, if it matters.
+fn judge_session(
+    host: &str,
+    asked: Duration,
+    given: Duration,
+    shortest: Option<Duration>,
+) -> Finding {
+    let (verdict, advice) = match check_timeout(asked, given) {
+        Err(error) => (Verdict::Failure, error.message().to_owned()),
+        Ok(()) => match shortest.filter(|shortest| session_check::is_near(asked, *shortest)) {
+            Some(shortest) => (Verdict::Warning, session_check::advice(asked, shortest)),
+            None => (Verdict::Fine, format!("gives a session of {given:?}, as asked for")),
+        },
+    };
+    Finding::new(Check::Session, verdict, host, advice)
+}
+
+/// Judges a server by its answer to `srvr`; `None` if it gives none.
+fn judge_server(host: &str, answer: Option<&str>, session: Duration) -> Vec<Finding> {
+    let field = |name: &str| {
+        answer?.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).map(str::trim)
+    };
+    let find = |check, verdict, advice: String| Finding::new(check, verdict, host, advice);
+    let Some(mode) = field("Mode") else {
+        let advice = "does not answer srvr, so its version, role and latency are not known; set 4lw.commands.whitelist=srvr";
+        return vec![find(Check::Version, Verdict::NotChecked, advice.to_owned())];
+    };
+    let version = field("Zookeeper version").and_then(|text| text.split(['-', ',']).next());
+    let mut findings = vec![
+        find(
+            Check::Version,
+            Verdict::Fine,
+            format!("is ZooKeeper {}", version.unwrap_or("of an unknown version")),
+        ),
+        match mode {
+            "read-only" => find(
+                Check::Role,
+                Verdict::Failure,
+                "is cut off from the majority, and only reads; look at its network".to_owned(),
+            ),
+            mode => find(Check::Role, Verdict::Fine, format!("is a {mode}")),
+        },
+    ];
+    let latency = field("Latency min/avg/max").and_then(|text| {
+        let mut parts = text.split('/').map(|part| part.parse::<f64>().ok());
+        let [_, mean, most] = [parts.next()??, parts.next()??, parts.next()??];
+        Some((mean, most))
+    });
+    if let Some((mean, most)) = latency {
+        let limit = session / 60;
+        let seen =
+            format!("takes {mean} ms for a request, and took {most} ms at most since its start");
+        findings.push(if mean > limit.as_millis() as f64 {
+            let advice = format!(
+                "{seen}: more than a sixtieth of the session ({limit:?}), so that few proofs of it are left in an outage; look at \
+                 the disk of its transaction log"
+            );
+            find(Check::RoundTrip, Verdict::Warning, advice)
+        } else if most > (session / 20).as_millis() as f64 {
+            let advice = format!(
+                "{seen}: more than a twentieth of the session; look at its garbage collection and its disk (srst begins to count \
+                 again)"
+            );
+            find(Check::Stalls, Verdict::Warning, advice)
+        } else {
+            find(Check::RoundTrip, Verdict::Fine, seen)
+        });
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Verdict::{Failure, Fine, NotChecked, Warning};
+
+    const SESSION: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn server_is_judged_by_what_it_says() {
+        let answer = "Zookeeper version: 3.8.0-5a02a05eddb59aee6ac762f7ea82e92a68eb9c0f, built on 2022\n\
+                      Latency min/avg/max: 0/0.5/7\nMode: follower\nNode count: 5\n";
+        let worst = |answer: &str| {
+            let findings = judge_server("zk", Some(answer), SESSION);
+            findings.iter().map(|finding| finding.verdict).max()
+        };
+        for (answer, expected) in [
+            (answer.to_owned(), Fine),
+            (answer.replace("follower", "standalone"), Fine),
+            (answer.replace("follower", "read-only"), Failure),
+            (answer.replace("0.5/7", "600.2/700"), Warning),
+            (answer.replace("0.5/7", "0.5/1600"), Warning),
+            ("srvr is not executed because it is not in the whitelist.\n".to_owned(), NotChecked),
+        ] {
+            assert_eq!(worst(&answer), Some(expected), "{answer}");
+        }
+        assert_eq!(judge_server("zk", None, SESSION)[0].verdict, NotChecked);
+        let said = judge_server("zk", Some(answer), SESSION)[0].to_string();
+        assert_eq!(said, "zk is ZooKeeper 3.8.0");
+    }
+
+    #[test]
+    fn session_is_judged_by_what_is_given() {
+        let ms = Duration::from_millis;
+        let verdict = |given, shortest| judge_session("zk", ms(6000), ms(given), shortest).verdict;
+        assert_eq!(verdict(6000, None), Fine);
+        assert_eq!(verdict(6000, Some(ms(4000))), Fine);
+        assert_eq!(verdict(6000, Some(ms(4001))), Warning);
+        assert_eq!(verdict(4000, None), Failure);
+    }
+
+    #[test]
+    fn ensemble_is_judged_by_its_majority() {
+        let server = |is_away| {
+            let verdict = if is_away { Failure } else { Fine };
+            vec![Finding::new(Check::Reachable, verdict, "zk", "is")]
+        };
+        for (count, away, expected) in
+            [(1, 0, Warning), (1, 1, Failure), (3, 0, Fine), (3, 1, Warning), (3, 2, Failure)]
+        {
+            let servers = (0..count).map(|at| server(at < away)).collect();
+            let worst = judge_majority(count, servers).iter().map(|one| one.verdict).max();
+            assert_eq!(worst, Some(expected), "{count} {away}");
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! What `leasehold doctor` finds about real servers.
+
+use kit::step_clock::StepClock;
+use kit::zookeeper::ZooKeeper;
+use kit::{Cluster, Sentinels, Server, permissions};
+use serde_json::Value;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Keeps all that a single server should keep.
+const DURABLE: [&str; 2] = ["--appendonly", "yes"];
+
+/// What a run has printed.
+#[derive(Debug)]
+struct Report {
+    exit: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+struct Found {
+    check: String,
+    verdict: String,
+    server: String,
+    message: String,
+}
+
+impl Report {
+    fn of(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+        for name in ["LEASEHOLD_URL", "LEASEHOLD_USER", "LEASEHOLD_PASSWORD_FILE"] {
+            command.env_remove(name);
+        }
+        let output = command.arg("doctor").args(arguments).output().expect("it runs");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+        assert!(!(stdout.clone() + &stderr).contains("hunter2"), "{stdout}{stderr}");
+        Self { exit: output.status.code(), stdout, stderr }
+    }
+
+    fn json(arguments: &[&str]) -> Self {
+        Self::of(&[arguments, &["--json"]].concat())
+    }
+
+    fn findings(&self) -> Vec<Found> {
+        let read = |line: &str| {
+            let value: Value = serde_json::from_str(line).expect("an object a line");
+            let text = |name: &str| value[name].as_str().expect("a text").to_owned();
+            let verdict = text("verdict");
+            Found {
+                check: text("check"),
+                verdict,
+                server: text("server"),
+                message: text("message"),
+            }
+        };
+        self.stdout.lines().map(read).collect()
+    }
+
+    /// The checks with this verdict, each with its server and its message.
+    fn with(&self, verdict: &str) -> Vec<String> {
+        let found = self.findings().into_iter().filter(|found| found.verdict == verdict);
+        found
+            .map(|Found { check, server, message, .. }| format!("{check} {server} {message}"))
+            .collect()
+    }
+
+    /// Asserts that one finding with this verdict has all these words.
+    #[track_caller]
+    fn has(&self, verdict: &str, words: &[&str]) {
+        let found = self.with(verdict);
+        let is_there = found.iter().any(|found| words.iter().all(|word| found.contains(word)));
+        assert!(is_there, "no {verdict} with {words:?} in {self:#?}");
+    }
+}
+
+#[test]
+fn server_that_is_fine_exits_with_0_and_each_check_says_what_was_seen() {
+    let server = Server::start_with(&DURABLE);
+    let start = Instant::now();
+    let report = Report::json(&[&server.url()]);
+    assert_eq!(report.exit, Some(0), "{report:#?}");
+    assert_eq!(report.stderr, "");
+    let checks: Vec<String> = report.findings().into_iter().map(|found| found.check).collect();
+    for check in [
+        "reachable",
+        "round-trip",
+        "version",
+        "role",
+        "eviction",
+        "persistence",
+        "replicas",
+        "stalls",
+        "limits",
+        "leftovers",
+        "clock",
+        "permissions",
+        "wake-ups",
+    ] {
+        assert!(checks.iter().any(|found| found == check), "{check} in {report:#?}");
+    }
+    assert!(start.elapsed() > Duration::from_secs(10), "the clock is watched");
+    assert_eq!(server.command(&["DBSIZE"]).int(), 0, "nothing is left");
+}
+
+#[test]
+fn server_that_evicts_forgets_and_has_locks_without_an_end_is_found_in_one_run() {
+    let server = Server::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+    let holder = "00000000-0000-4000-8000-000000000000:7";
+    server.command(&["HSET", "app:stuck", holder, "1"]);
+    server.command(&["HSET", "app:user", "name", "Ann"]);
+    server.command(&["CONFIG", "SET", "timeout", "20"]);
+    server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "1000000"]);
+    server.command(&["DEBUG", "SLEEP", "1.6"]);
+    let report = Report::json(&[&server.url(), "--prefix", "app:"]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["eviction", "allkeys-lru", "noeviction"]);
+    report.has("warning", &["persistence", "appendonly yes"]);
+    report.has("warning", &["leftovers", "1 keys", "app:stuck"]);
+    report.has("warning", &["limits", "20s"]);
+    report.has("warning", &["stalls", "DEBUG", "slow log"]);
+    report.has("fine", &["permissions", "app:"]);
+}
+
+#[test]
+fn replica_is_a_failure() {
+    let primary = Server::start();
+    let replica = Server::start();
+    replica.command(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+    let report = Report::json(&[&replica.url()]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["role", "is a replica"]);
+    assert_eq!(report.with("failure").len(), 1, "once: {report:#?}");
+}
+
+#[test]
+fn check_that_the_user_may_not_make_is_not_green_and_has_the_rule() {
+    let server = Server::start_with(&DURABLE);
+    let words = permissions::of_one_server();
+    let set = |user: &str, more: &[&str]| {
+        let user = ["ACL", "SETUSER", user, "on", ">hunter2"];
+        server.command(&[&user[..], &words[..], more].concat());
+    };
+    set("lease", &[]);
+    set("poor", &["-hset"]);
+    set("deaf", &["resetchannels"]);
+    let url = |user: &str| server.url_as(user, "hunter2", 0);
+    let poor = thread::spawn({
+        let url = url("poor");
+        move || Report::json(&[&url, "--prefix", "app:"])
+    });
+    let elsewhere = thread::spawn({
+        let url = url("lease");
+        move || Report::json(&[&url, "--prefix", "other:"])
+    });
+    let deaf = thread::spawn({
+        let url = url("deaf");
+        move || Report::json(&[&url, "--prefix", "app:"])
+    });
+    let report = Report::json(&[&url("lease"), "--prefix", "app:"]);
+    assert_eq!(report.exit, Some(1), "{report:#?}");
+    for words in [
+        &["info", "+info"][..],
+        &["stalls", "+latency|latest"],
+        &["stalls", "+slowlog|get"],
+        &["limits", "+config|get"],
+        &["leftovers", "+scan"],
+    ] {
+        report.has("not-checked", words);
+    }
+    report.has("fine", &["permissions"]);
+    report.has("fine", &["wake-ups"]);
+    report.has("fine", &["clock"]);
+
+    let report = poor.join().expect("a report");
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["permissions", "grant +hset"]);
+
+    let report = elsewhere.join().expect("a report");
+    assert_eq!(report.exit, Some(1), "{report:#?}");
+    report.has("not-checked", &["permissions", "~other:*"]);
+
+    let report = deaf.join().expect("a report");
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["permissions", "&redisson_lock__channel:{app:*"]);
+}
+
+#[test]
+fn store_to_which_no_manager_connects_is_diagnosed() {
+    let server = Server::start_with(&["--requirepass", "secret"]);
+    let away = format!("redis://127.0.0.1:{}", kit::server::free_port());
+    for (url, words) in [
+        (server.url_as("default", "hunter2", 0), &["permissions", "WRONGPASS"][..]),
+        (server.url(), &["permissions", "password"]),
+        (away, &["reachable", "connection refused"]),
+        ("localhost:6379".to_owned(), &["settings", "scheme"]),
+        ("redis://a,redis://b".to_owned(), &["settings", "3"]),
+    ] {
+        let report = Report::json(&[&url]);
+        assert_eq!(report.exit, Some(2), "{report:#?}");
+        report.has("failure", words);
+        assert_eq!(report.with("failure").len(), 1, "once: {report:#?}");
+    }
+    let report = Report::json(&["memory:"]);
+    assert_eq!(report.exit, Some(0), "{report:#?}");
+    let report = Report::json(&["memory:", "--ttl", "1ms"]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    let report = Report::json(&[]);
+    assert_eq!(report.exit, Some(125), "{report:#?}");
+}
+
+/// It is there, and says nothing.
+#[test]
+fn silent_server_is_a_failure_in_time() {
+    let server = Server::start();
+    server.pause();
+    let start = Instant::now();
+    let report = Report::json(&[&server.url()]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["reachable", "in time"]);
+    assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
+    server.resume();
+}
+
+#[test]
+fn table_has_neither_colours_nor_progress_where_there_is_no_terminal() {
+    let away = format!("redis://127.0.0.1:{}", kit::server::free_port());
+    let report = Report::of(&[&away]);
+    let [line] = report.stdout.lines().collect::<Vec<_>>()[..] else { panic!("{report:#?}") };
+    assert!(line.starts_with("failure      reachable  127.0.0.1:"), "{line}");
+    assert_eq!(report.stderr, "leasehold: 0 fine, 0 not checked, 0 warnings, 1 failures\n");
+}
+
+#[test]
+fn clock_that_runs_fast_is_a_failure_and_one_that_is_stepped_too() {
+    let clock = StepClock::start();
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let start = Instant::now();
+            while !ended.load(Ordering::Relaxed) {
+                clock.forward(start.elapsed() / 50);
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let report = Report::json(&[&clock.server.url()]);
+        ended.store(true, Ordering::Relaxed);
+        assert_eq!(report.exit, Some(2), "{report:#?}");
+        report.has("failure", &["clock", "% faster"]);
+    });
+    let clock = StepClock::start();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_secs(8));
+            clock.forward(Duration::from_secs(2));
+        });
+        let report = Report::json(&[&clock.server.url()]);
+        report.has("failure", &["clock", "stepped by +2.0"]);
+    });
+}
+
+#[test]
+fn quorum_is_judged_by_its_majority_and_its_clocks() {
+    let servers = [Server::start(), Server::start()];
+    let clock = StepClock::start();
+    clock.forward(Duration::from_secs(5));
+    let [one, two] = &servers;
+    let away = format!("redis://127.0.0.1:{}", kit::server::free_port());
+    let list = |urls: &[&str]| urls.join(",");
+    let apart = list(&[&one.url(), &two.url(), &clock.server.url()]);
+    let apart = thread::spawn(move || Report::json(&[&apart]));
+    let report = Report::json(&[&list(&[&one.url(), &two.url(), &away])]);
+    assert_eq!(report.exit, Some(1), "{report:#?}");
+    report.has("warning", &["reachable node 3", "connection refused"]);
+    report.has("warning", &["fleet all", "2 of 3 nodes"]);
+    report.has("fine", &["persistence node 1"]);
+    report.has("fine", &["wake-ups node 2"]);
+    let report = apart.join().expect("a report");
+    assert_eq!(report.exit, Some(1), "{report:#?}");
+    report.has("warning", &["clock all", "that of node 3"]);
+    report.has("fine", &["fleet all", "3 nodes"]);
+    let report =
+        Report::json(&[&list(&[&one.url(), &away, &away.replace("127.0.0.1", "localhost")])]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["fleet all", "1 of 3 nodes"]);
+}
+
+#[test]
+fn each_server_of_a_cluster_is_examined() {
+    let cluster = Cluster::start_durable();
+    let report = Report::json(&[&cluster.url()]);
+    assert_eq!(report.with("failure"), [""; 0], "{report:#?}");
+    report.has("fine", &["fleet", "sees a whole cluster of 3 primaries"]);
+    report.has("fine", &["clock all", "servers differ"]);
+    report.has("fine", &["permissions all"]);
+    report.has("fine", &["wake-ups all"]);
+    let servers = report.findings().into_iter().filter(|found| found.check == "round-trip");
+    assert_eq!(servers.count(), 3, "{report:#?}");
+}
+
+#[test]
+fn sentinels_and_the_servers_behind_them_are_examined() {
+    let fleet = Sentinels::start("");
+    let report = Report::json(&[&fleet.url()]);
+    assert_eq!(report.with("failure"), [""; 0], "{report:#?}");
+    assert_eq!(report.exit, Some(1), "{report:#?}");
+    report.has("warning", &["failover", &fleet.primary_port().to_string()]);
+    report.has("fine", &["is a replica that follows its primary"]);
+    report.has("fine", &["fleet", "down-after-milliseconds"]);
+}
+
+#[test]
+fn servers_of_zookeeper_are_examined() {
+    let server = ZooKeeper::start();
+    let report = Report::json(&[&server.url()]);
+    assert_eq!(report.exit, Some(1), "one server: {report:#?}");
+    report.has("fine", &["version", "is ZooKeeper 3."]);
+    report.has("fine", &["role", "standalone"]);
+    report.has("fine", &["session", "30s"]);
+    report.has("fine", &["permissions all"]);
+    report.has("warning", &["fleet all", "one server"]);
+    let report = Report::json(&[&server.url(), "--ttl", "2h"]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["session", "maxSessionTimeout"]);
+    let away = format!("zookeeper://127.0.0.1:{}", kit::server::free_port());
+    let report = Report::json(&[&away]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["reachable"]);
+}

@@ -8,6 +8,8 @@ mod connection;
 mod duration;
 mod exit;
 mod output;
+#[cfg_attr(not(target_os = "linux"), path = "run/elsewhere.rs")]
+mod run;
 
 use clap::{Parser, Subcommand};
 use connection::Connection;
@@ -28,10 +30,21 @@ struct Cli {
 enum Command {
     /// Try the way to the store
     Ping,
+    Run(run::Run),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    if let Some(code) = run::helper() {
+        return code;
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            // Help and the version are no mistake.
+            return if error.use_stderr() { Exit::FAILED.into() } else { Exit::SUCCESS.into() };
+        }
+    };
     match execute(cli) {
         Ok(exit) => exit.into(),
         Err(failure) => failure.report(),
@@ -47,6 +60,7 @@ fn execute(cli: Cli) -> Result<Exit, Failure> {
             leases.close().await.map_err(|error| Failure::new(error.to_string()))?;
             Ok(Exit::SUCCESS)
         }),
+        Command::Run(run) => run.execute(&connection),
     }
 }
 

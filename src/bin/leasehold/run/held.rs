@@ -1,6 +1,7 @@
 //! Takes the names, in whatever mode, and gives them back.
 
 use super::Run;
+use super::clock::Moment;
 use crate::connection::Connection;
 use crate::exit::Failure;
 use crate::output::say;
@@ -87,12 +88,14 @@ impl Held {
         }
     }
 
-    /// Returns for how long the names may be relied on, without a further renewal.
-    pub(super) fn remaining(&self) -> Duration {
-        match self {
+    /// Returns until when the names may be relied on, without a further renewal.
+    pub(super) fn stop(&self) -> Moment {
+        // Before the other: if this process is stopped in between, the lease must not become longer.
+        let now = Moment::now();
+        now.after(match self {
             Self::One { lease, .. } => lease.remaining(),
             Self::Set(lease) => lease.remaining(),
-        }
+        })
     }
 
     pub(super) fn lost(&self) -> Pin<Box<dyn Future<Output = Loss> + Send>> {

@@ -236,12 +236,12 @@ impl Run {
         grace: Duration,
         signals: &mut Signals,
     ) -> Result<Outcome, Failure> {
-        let remaining = || held.remaining();
+        let stop = || held.stop();
         let grant = Grant {
             entries: held.entries(&self.names),
             slot: held.slot(),
             grace,
-            remaining: &remaining,
+            stop: &stop,
             lost: held.lost(),
         };
         supervise(self, grant, signals).await

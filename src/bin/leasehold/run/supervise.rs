@@ -44,16 +44,14 @@ pub(super) struct Grant<'a> {
     pub(super) entries: Vec<Entry>,
     pub(super) slot: Option<u32>,
     pub(super) grace: Duration,
-    /// Returns for how long the lease may be relied on, without a further renewal.
-    pub(super) remaining: &'a dyn Fn() -> Duration,
+    /// Returns until when the lease may be relied on, without a further renewal.
+    pub(super) stop: &'a dyn Fn() -> Moment,
     pub(super) lost: Pin<Box<dyn Future<Output = Loss> + Send>>,
 }
 
 impl Grant<'_> {
     fn until(&self) -> Until {
-        // Before the other: a stop of this process in between must not lengthen the lease.
-        let now = Moment::now();
-        Until::new(now.after((self.remaining)()), self.grace)
+        Until::new((self.stop)(), self.grace)
     }
 }
 
@@ -109,13 +107,14 @@ pub(super) async fn supervise(
         sent: charge.until,
         tree: Tree { group: None, cgroup },
         has_terminal: terminal,
+        is_paused: false,
         interrupts: 0,
         is_lost: false,
         overdue: None,
         code: None,
     };
     loop {
-        let look = ((grant.remaining)() / 20).clamp(SHORTEST_LOOK, LOOK);
+        let look = ((grant.stop)().left() / 20).clamp(SHORTEST_LOOK, LOOK);
         tokio::select! {
             biased;
             line = reports.next_line() => match line {
@@ -199,6 +198,8 @@ struct Session<'a> {
     tree: Tree,
     /// The child has the terminal, or had it before it was stopped.
     has_terminal: bool,
+    /// A person wants this job to stop.
+    is_paused: bool,
     interrupts: u32,
     is_lost: bool,
     /// When the keeper has not done what it is for.
@@ -263,8 +264,11 @@ impl Session<'_> {
     }
 
     fn signalled(&mut self, signal: Signal) {
-        if signal == Signal::INT {
-            self.interrupts += 1;
+        match signal {
+            Signal::INT => self.interrupts += 1,
+            Signal::TSTP => self.is_paused = true,
+            Signal::CONT => self.is_paused = false,
+            _ => {}
         }
         match signal {
             Signal::INT if self.interrupts > 1 => self.keeper.order(Order::Kill),
@@ -295,7 +299,7 @@ impl Session<'_> {
             self.give_terminal();
             return self.keeper.order(Order::Signal(Signal::CONT));
         }
-        let is_job = terminal::has_shell() && (self.has_terminal || asks);
+        let is_job = terminal::has_shell() && (self.has_terminal || asks || self.is_paused);
         if !is_job {
             // Someone has stopped it who will continue it, and it needs the lease then. A terminal without a shell has
             // nobody who could.
@@ -305,7 +309,7 @@ impl Session<'_> {
             }
             return;
         }
-        let left = duration::text((grant.remaining)());
+        let left = duration::text((grant.stop)().left());
         say(&format!("stopped; the program is ended in {left}, unless you continue it before"));
         let _ = kill_current_process_group(Signal::STOP);
     }

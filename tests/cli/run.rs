@@ -292,7 +292,7 @@ fn lease_is_kept_until_the_whole_tree_has_ended() {
 }
 
 /// Runs a tree, makes a fault, and returns for how long the tree was gone when another process got the name.
-fn gone_before_rival(url: &str, options: &[&str], fault: impl Fn(&Child)) -> Duration {
+fn gone_before_next_holder(url: &str, options: &[&str], fault: impl Fn(&Child)) -> Duration {
     let tree = Tree::new();
     let name = unique();
     let mut args = vec!["run", &name, "--ttl=3s"];
@@ -301,7 +301,7 @@ fn gone_before_rival(url: &str, options: &[&str], fault: impl Fn(&Child)) -> Dur
     let mut run = leasehold(&args).env("LEASEHOLD_URL", url).spawn().expect("a run");
     tree.wait_until_up();
     let granted = thread::scope(|scope| {
-        let rival = scope.spawn(|| {
+        let next = scope.spawn(|| {
             block_on(async {
                 let leases = manager().await;
                 let lease = leases.lock(&name).lock().await.expect("a lease");
@@ -315,13 +315,13 @@ fn gone_before_rival(url: &str, options: &[&str], fault: impl Fn(&Child)) -> Dur
         thread::sleep(Duration::from_millis(500));
         fault(&run);
         let mut gone = None;
-        while !rival.is_finished() {
+        while !next.is_finished() {
             if gone.is_none() && alive(&tree.mark).is_empty() {
                 gone = Some(Instant::now());
             }
             thread::sleep(Duration::from_millis(2));
         }
-        let (granted, left) = rival.join().expect("a rival");
+        let (granted, left) = next.join().expect("a next");
         assert!(left.is_empty(), "{} processes run beside the next holder", left.len());
         granted.saturating_duration_since(gone.unwrap_or(granted))
     });
@@ -337,7 +337,7 @@ fn many(what: &str, options: &[&str], fault: impl Fn(&Child) + Sync) {
     let worker = || {
         let mut found = Vec::new();
         while next.fetch_add(1, Ordering::Relaxed) < runs() {
-            found.push(gone_before_rival(&SERVER.url(), options, &fault));
+            found.push(gone_before_next_holder(&SERVER.url(), options, &fault));
         }
         found
     };
@@ -354,30 +354,30 @@ fn many(what: &str, options: &[&str], fault: impl Fn(&Child) + Sync) {
 }
 
 #[test]
-fn tree_is_gone_before_a_rival_after_kill_9() {
+fn tree_is_gone_before_next_holder_after_kill_9() {
     many("kill -9", &[], |run| send(run.id(), Signal::KILL));
 }
 
 #[test]
-fn tree_is_gone_before_a_rival_after_sigstop() {
+fn tree_is_gone_before_next_holder_after_sigstop() {
     many("SIGSTOP", &[], |run| send(run.id(), Signal::STOP));
 }
 
 #[test]
-fn tree_is_gone_before_a_rival_without_a_cgroup() {
+fn tree_is_gone_before_next_holder_without_a_cgroup() {
     many("kill -9, no cgroup", &["--no-cgroup"], |run| send(run.id(), Signal::KILL));
 }
 
 #[test]
-fn tree_is_gone_before_a_rival_after_the_keeper_is_killed() {
+fn tree_is_gone_before_next_holder_after_the_keeper_is_killed() {
     many("keeper killed", &["--no-cgroup"], |run| send(keeper(run), Signal::KILL));
 }
 
 #[test]
-fn tree_is_gone_before_a_rival_when_no_packet_passes() {
+fn tree_is_gone_before_next_holder_when_no_packet_passes() {
     for _ in 0..runs().div_ceil(5) {
         let proxy = Proxy::start(SERVER.port());
-        let gone = gone_before_rival(&proxy.url(), &[], |_| proxy.set(Mode::BlackHole));
+        let gone = gone_before_next_holder(&proxy.url(), &[], |_| proxy.set(Mode::BlackHole));
         eprintln!("black hole: gone before the grant by {gone:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Takes the names, in whatever mode, and gives them back.
+//! Takes the names, in whatever mode, and releases them.
 
 use super::Run;
 use super::clock::Moment;
@@ -120,14 +120,14 @@ pub(super) async fn connect(
     builder: &Builder,
     limit: Limit,
 ) -> Result<LeaseManager, Failure> {
-    let mut is_told = false;
+    let mut is_said = false;
     loop {
         match connection.connect_with(builder.clone()).await {
             Err(failure) if failure.kind == Some(ErrorKind::Unavailable) => {
                 if run.fail_fast || limit.is_over() {
                     return Err(failure);
                 }
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut is_said, true) {
                     say(&format!("{}; trying again", failure.message));
                 }
                 sleep(PAUSE.min(limit.left().unwrap_or(PAUSE))).await;
@@ -143,14 +143,14 @@ pub(super) async fn acquire(
     leases: &LeaseManager,
     limit: Limit,
 ) -> Result<Option<Held>, Failure> {
-    let mut is_told = false;
+    let mut is_said = false;
     loop {
         match ask(run, leases, limit).await {
             Ok(held) => return Ok(held),
             Err(error) if error.kind() != ErrorKind::Unavailable => return Err(error.into()),
             Err(error) if run.fail_fast || limit.is_over() => return Err(error.into()),
             Err(error) => {
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut is_said, true) {
                     say(&format!("{error}; trying again"));
                 }
                 sleep(PAUSE.min(limit.left().unwrap_or(PAUSE))).await;
@@ -173,7 +173,7 @@ async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<He
             }
         };
     }
-    // The first attempt of those that wait tells whether the store answers at all.
+    // The first attempt shows whether the store answers at all.
     if run.fail_fast && !matches!(limit, Limit::Once) {
         if let Some(held) = Box::pin(ask(run, leases, Limit::Once)).await? {
             return Ok(Some(held));

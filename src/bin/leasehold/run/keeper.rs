@@ -1,6 +1,6 @@
 //! The keeper: a small process between leasehold and the child, which kills the tree in time, whatever becomes of leasehold.
 //!
-//! It has no connection to the store. Leasehold tells it with each confirmed renewal until when the tree may run, and a timer of
+//! It has no connection to the store. With each confirmed renewal leasehold says until when the tree may run, and a timer of
 //! the kernel wakes it then. If leasehold ends without a word, the socket between them says so. It is in a group of its own, so
 //! that the keys of the terminal and a signal to leasehold's group do not reach it, and it survives the signals that stop a
 //! service as a whole.
@@ -294,7 +294,7 @@ impl Keeper {
             let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
             if let Ok(Some(_)) = waitid(WaitId::Pid(self.child), peek) {
                 // As long as it is not reaped, its group exists.
-                terminal::give_back(&self.input, self.child, self.charge.home);
+                terminal::return_to(&self.input, self.child, self.charge.home);
             }
         }
         loop {
@@ -312,7 +312,7 @@ impl Keeper {
 
     fn child_changed(&mut self, status: WaitStatus) {
         if let Some(signal) = status.stopping_signal() {
-            terminal::give_back(&self.input, self.child, self.charge.home);
+            terminal::return_to(&self.input, self.child, self.charge.home);
             return self.report(Report::Stopped(signal));
         }
         let code = signals::code(status);
@@ -332,7 +332,7 @@ impl Keeper {
         }
     }
 
-    /// Tells leasehold. If it does not read, as when it is stopped, the socket has room for more than is ever said.
+    /// Reports to leasehold. If it does not read, as when it is stopped, the socket has room for more than is ever said.
     fn report(&mut self, report: Report) {
         if let Some(reports) = &self.reports {
             let _ = reports.try_write(report.to_string().as_bytes());

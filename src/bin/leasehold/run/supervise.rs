@@ -1,4 +1,4 @@
-//! Leasehold's part while the child runs: it renews, tells the keeper of each renewal, forwards signals, and stays until the
+//! Leasehold's part while the child runs: it renews, reports each renewal to the keeper, forwards signals, and stays until the
 //! tree has ended.
 
 use super::cgroup::Cgroup;
@@ -134,7 +134,7 @@ pub(super) async fn supervise(
                 say("the keeper does not stop the tree; leasehold does it");
                 break;
             }
-            () = sleep(look) => session.pass_on(&grant),
+            () = sleep(look) => session.forward_renewal(&grant),
         }
     }
     session.stop_alone(&mut grant).await
@@ -172,7 +172,7 @@ impl Keeper {
         Ok((Self { pid, orders }, reports))
     }
 
-    /// Tells the keeper. If it does not read, as when it is stopped, what is not heard by the loss is done without it.
+    /// Sends an order. If the keeper does not read, as when it is stopped, what it has not done by the loss is done without it.
     fn order(&self, order: Order) {
         let _ = self.orders.try_write(order.to_string().as_bytes());
     }
@@ -193,7 +193,7 @@ impl Keeper {
 struct Session<'a> {
     run: &'a Run,
     keeper: Keeper,
-    /// What the keeper was told last.
+    /// What the keeper knows.
     sent: Until,
     tree: Tree,
     /// The child has the terminal, or had it before it was stopped.
@@ -217,8 +217,8 @@ impl Session<'_> {
         sleep(self.overdue.map_or(Duration::MAX, Moment::left)).await;
     }
 
-    /// Tells the keeper of a renewal.
-    fn pass_on(&mut self, grant: &Grant<'_>) {
+    /// Reports a renewal to the keeper.
+    fn forward_renewal(&mut self, grant: &Grant<'_>) {
         let until = grant.until();
         // Two readings of the clock for one deadline differ by a little.
         if !self.is_lost && until.stop > self.sent.stop.after(Duration::from_millis(1)) {
@@ -301,8 +301,7 @@ impl Session<'_> {
         }
         let is_job = terminal::has_shell() && (self.has_terminal || asks || self.is_paused);
         if !is_job {
-            // Someone has stopped it who will continue it, and it needs the lease then. A terminal without a shell has
-            // nobody who could.
+            // What has stopped it will continue it, and it needs the lease then. On a terminal without a shell, nothing can.
             if self.has_terminal {
                 self.give_terminal();
                 self.keeper.order(Order::Signal(Signal::CONT));

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod hold;
+mod run;
 
 use kit::Server;
 use std::io::{BufRead, BufReader, Read};

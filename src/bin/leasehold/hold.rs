@@ -6,7 +6,7 @@ use crate::exit::{Exit, Failure};
 use crate::output;
 use crate::signals::{Endings, ended_by};
 use clap::Args;
-use leasehold::{Error, Lease, LeaseManager, ReadLease};
+use leasehold::{Error, Lease, LeaseManager, ReadLease, WriteLease};
 use serde_json::json;
 use std::io::{IsTerminal, stdin};
 use std::ops::Deref;
@@ -22,8 +22,11 @@ pub(crate) struct Hold {
     /// The name
     name: String,
     /// Hold it together with other readers
-    #[arg(long, conflicts_with = "fair")]
+    #[arg(long, conflicts_with_all = ["exclusive", "fair"])]
     shared: bool,
+    /// Hold it alone, without any of those that hold it with --shared
+    #[arg(long, conflicts_with = "fair")]
+    exclusive: bool,
     /// Wait behind those that came before, in all processes
     #[arg(long)]
     fair: bool,
@@ -34,13 +37,14 @@ pub(crate) struct Hold {
     #[arg(short, long, conflicts_with = "wait")]
     now: bool,
     /// Write this beside the name, for those who inspect it
-    #[arg(long, value_name = "TEXT", conflicts_with = "shared")]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["shared", "exclusive"])]
     label: Option<String>,
 }
 
-/// A lease of either mode.
+/// A lease of any mode.
 enum Held {
-    Exclusive(Lease),
+    Alone(Lease),
+    Exclusive(WriteLease),
     Shared(ReadLease),
 }
 
@@ -49,6 +53,7 @@ impl Deref for Held {
 
     fn deref(&self) -> &Lease {
         match self {
+            Held::Alone(lease) => lease,
             Held::Exclusive(lease) => lease,
             Held::Shared(lease) => lease,
         }
@@ -58,6 +63,7 @@ impl Deref for Held {
 impl Held {
     async fn unlock(self) -> leasehold::Result<()> {
         match self {
+            Held::Alone(lease) => lease.unlock().await,
             Held::Exclusive(lease) => lease.unlock().await,
             Held::Shared(lease) => lease.unlock().await,
         }
@@ -129,6 +135,15 @@ impl Hold {
             }
             .map(Held::Shared));
         }
+        if self.exclusive {
+            let mut lock = leases.rw_lock(&self.name);
+            return Ok(match (self.now, self.wait) {
+                (true, _) => lock.try_write().await?,
+                (false, Some(wait)) => lock.write_timeout(wait).await?,
+                (false, None) => Some(lock.write().await?),
+            }
+            .map(Held::Exclusive));
+        }
         let lock = if self.fair { leases.fair_lock(&self.name) } else { leases.lock(&self.name) };
         let mut lock = match &self.label {
             Some(label) => lock.label(label),
@@ -139,7 +154,7 @@ impl Hold {
             (false, Some(wait)) => lock.lock_timeout(wait).await?,
             (false, None) => Some(lock.lock().await?),
         }
-        .map(Held::Exclusive))
+        .map(Held::Alone))
     }
 }
 

@@ -41,7 +41,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // What was asked for, such as the help, is no failure.
+            let failed = error.use_stderr();
+            let _ = error.print();
+            return if failed { Exit::FAILED } else { Exit::SUCCESS }.into();
+        }
+    };
     match execute(cli) {
         Ok(exit) => exit.into(),
         Err(failure) => failure.report(),

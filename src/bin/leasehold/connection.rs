@@ -59,8 +59,25 @@ impl Connection {
     }
 
     pub(crate) fn url(&self) -> Result<&str, Failure> {
-        self.url.as_deref().ok_or_else(|| {
+        let url = self.url.as_deref().ok_or_else(|| {
             Failure::new("no store is named: set LEASEHOLD_URL, or give --url redis://HOST")
-        })
+        })?;
+        if has_secret(url) && is_argument(url) {
+            return Err(Failure::new(
+                "--url has a password, which other users of this machine can read: set LEASEHOLD_URL instead, or put the password into a file and name it by LEASEHOLD_PASSWORD_FILE",
+            ));
+        }
+        Ok(url)
     }
+}
+
+/// Returns whether a URL has a password, in front of a host or behind a question mark.
+pub(crate) fn has_secret(url: &str) -> bool {
+    url.contains('@') || url.to_ascii_lowercase().contains("password")
+}
+
+/// Returns whether a URL was given on the command line, and not by the variable.
+fn is_argument(url: &str) -> bool {
+    let mut arguments = std::env::args_os().take_while(|argument| argument != "--");
+    arguments.any(|argument| argument.to_str().is_some_and(|text| text.ends_with(url)))
 }

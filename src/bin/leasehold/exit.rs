@@ -1,6 +1,6 @@
 //! The exit codes, which are those of `timeout` of the GNU core utilities where both have a case.
 
-use leasehold::Error;
+use leasehold::{Error, ErrorKind};
 use std::process::ExitCode;
 
 /// The code with which the command ends.
@@ -32,11 +32,13 @@ impl From<Exit> for ExitCode {
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
     pub(crate) message: String,
+    /// That of the error of the library, if it is one.
+    pub(crate) kind: Option<ErrorKind>,
 }
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { exit: Exit::FAILED, message: message.into() }
+        Self { exit: Exit::FAILED, message: message.into(), kind: None }
     }
 
     pub(crate) fn with_exit(mut self, exit: Exit) -> Self {
@@ -53,6 +55,6 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::new(error.to_string())
+        Self { kind: Some(error.kind()), ..Self::new(error.to_string()) }
     }
 }

@@ -11,6 +11,8 @@ mod hold;
 mod leader;
 mod output;
 mod pages;
+#[cfg_attr(not(target_os = "linux"), path = "run/elsewhere.rs")]
+mod run;
 mod signals;
 mod unlock;
 mod wait;
@@ -32,6 +34,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Run),
     Hold(hold::Hold),
     Wait(wait::Wait),
     Unlock(unlock::Unlock),
@@ -41,6 +44,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = run::helper() {
+        return code;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -59,6 +65,7 @@ fn main() -> ExitCode {
 fn execute(cli: Cli) -> Result<Exit, Failure> {
     let connection = cli.connection;
     match cli.command {
+        Command::Run(run) => run.execute(&connection),
         Command::Hold(hold) => on_runtime(hold.execute(&connection)),
         Command::Wait(wait) => on_runtime(wait.execute(&connection)),
         Command::Unlock(unlock) => on_runtime(unlock.execute(&connection)),

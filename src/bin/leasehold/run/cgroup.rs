@@ -1,0 +1,73 @@
+//! A cgroup of its own for the tree, where this process may make one: version 2, in its own cgroup.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A cgroup that holds the tree and nothing else.
+#[derive(Clone, Debug)]
+pub(super) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes one inside that of this process. Returns `None` where it may not.
+    pub(super) fn create() -> Option<Self> {
+        let path = own()?.join(format!("leasehold-{}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        let cgroup = Self(path);
+        // A kernel before 5.14 cannot kill a whole cgroup.
+        if cgroup.0.join("cgroup.kill").exists() {
+            return Some(cgroup);
+        }
+        cgroup.remove();
+        None
+    }
+
+    /// Names one that another process has made.
+    pub(super) fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Moves this process into it.
+    pub(super) fn enter(&self) -> io::Result<()> {
+        fs::write(self.0.join("cgroup.procs"), "0")
+    }
+
+    /// Kills all that is in it, whichever user it runs as.
+    pub(super) fn kill(&self) {
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
+    }
+
+    /// Removes it, if it is empty, with those that the tree has made in it.
+    pub(super) fn remove(&self) {
+        remove(&self.0);
+    }
+}
+
+fn remove(path: &Path) {
+    let below = fs::read_dir(path).into_iter().flatten().flatten();
+    for entry in below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        remove(&entry.path());
+    }
+    let _ = fs::remove_dir(path);
+}
+
+/// Returns the directory of the cgroup that this process is in.
+fn own() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = mounts.lines().find_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut place = place.split(' ').skip(3);
+        let (root, point) = (place.next()?, place.next()?);
+        kind.starts_with("cgroup2 ").then(|| (root.to_owned(), point.to_owned()))
+    });
+    let (root, point) = mount?;
+    let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    // A mount can show a part of the hierarchy alone.
+    let inside = Path::new(path).strip_prefix(&root).ok()?;
+    Some(Path::new(&point).join(inside))
+}

@@ -1,0 +1,98 @@
+//! `--once`: the program runs once for a key, on one machine.
+
+use super::Run;
+use super::held::{Entry, Limit};
+use super::signals::Signals;
+use super::supervise::{Grant, Outcome, supervise};
+use crate::exit::Failure;
+use crate::output::say;
+use leasehold::{Closed, Lease, LeaseManager, Loss, Once};
+use std::cell::Cell;
+use std::pin::Pin;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+
+/// The longest wait that a job has.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What became of the program.
+pub(super) enum Done {
+    Ran(Outcome),
+    /// Another machine runs it.
+    Busy,
+    /// It was done before.
+    Before(Closed),
+}
+
+/// What the supervision needs of the lease, which the library keeps.
+struct Begun {
+    entry: Entry,
+    lost: Pin<Box<dyn Future<Output = Loss> + Send>>,
+}
+
+/// Runs the program, if the key is not closed. A success closes it for `keep`.
+pub(super) async fn run_once(
+    run: &Run,
+    leases: &LeaseManager,
+    keep: Duration,
+    limit: Limit,
+    grace: Duration,
+    signals: &mut Signals,
+) -> Result<Done, Failure> {
+    let name = run.names.first().map(String::as_str).unwrap_or_default();
+    let wait = limit.left().unwrap_or(FOREVER).min(FOREVER);
+    let job = leases.once(name).keep(keep).wait(wait).label(run.label());
+    let remaining = Cell::new(Duration::ZERO);
+    let (begin, begun) = oneshot::channel();
+    let (end, ended) = oneshot::channel::<Outcome>();
+    // The library drops this when the lease is lost. The tree must end in order then, so it is supervised beside it.
+    let body = async |lease: &Lease| {
+        remaining.set(lease.remaining());
+        let lost = Box::pin(lease.lost());
+        let _ = begin.send(Begun { entry: Entry::new(name, lease), lost });
+        let mut ended = ended;
+        loop {
+            tokio::select! {
+                biased;
+                outcome = &mut ended => return match outcome {
+                    Ok(Outcome::Ended(0)) => Ok(()),
+                    _ => Err(()),
+                },
+                () = sleep(LOOK) => remaining.set(lease.remaining()),
+            }
+        }
+    };
+    let child = async {
+        let Begun { entry, lost } = match begun.await {
+            Ok(begun) => begun,
+            Err(_) => return None,
+        };
+        let read = || remaining.get();
+        let grant = Grant { entries: vec![entry], slot: None, grace, remaining: &read, lost };
+        let outcome = supervise(run, grant, signals).await;
+        if let Ok(outcome) = &outcome {
+            let _ = end.send(*outcome);
+        }
+        Some(outcome)
+    };
+    let (once, outcome) = tokio::join!(job.run(body), child);
+    if let Some(outcome) = outcome {
+        let outcome = outcome?;
+        match once {
+            Ok(Once::Unconfirmed(_, error)) => {
+                say(&format!(
+                    "the store did not confirm that this is done; it may run once more: {error}"
+                ));
+            }
+            Err(error) if outcome != Outcome::Lost => say(&error.to_string()),
+            _ => {}
+        }
+        return Ok(Done::Ran(outcome));
+    }
+    match once? {
+        Once::AlreadyDone(closed) => Ok(Done::Before(closed)),
+        _ => Ok(Done::Busy),
+    }
+}

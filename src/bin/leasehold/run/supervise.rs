@@ -1,0 +1,354 @@
+//! Leasehold's part while the child runs: it renews, tells the keeper of each renewal, forwards signals, and stays until the
+//! tree has ended.
+
+use super::cgroup::Cgroup;
+use super::clock::{Moment, Until, notice};
+use super::held::Entry;
+use super::keeper::Charge;
+use super::message::{Order, Report, send_file};
+use super::signals::{OTHER, Signals};
+use super::tree::Tree;
+use super::{KEEPER, Run, environment, signals, terminal};
+use crate::duration;
+use crate::exit::{Exit, Failure};
+use crate::output::say;
+use leasehold::Loss;
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpgrp, getpid, kill_current_process_group, kill_process,
+    set_child_subreaper, wait, waitpid,
+};
+use std::collections::HashSet;
+use std::io::{self, stdin};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as Socket;
+use std::os::unix::process::CommandExt;
+use std::pin::Pin;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::time::sleep;
+
+/// How often leasehold looks for a confirmed renewal. It looks more often when the deadline is near.
+const LOOK: Duration = Duration::from_millis(250);
+const SHORTEST_LOOK: Duration = Duration::from_millis(10);
+/// The time between two looks at what is still alive, where leasehold kills the tree itself.
+const ROUND: Duration = Duration::from_millis(5);
+/// How long the keeper may take to end.
+const LAST: Duration = Duration::from_secs(1);
+
+/// What the child runs under.
+pub(super) struct Grant<'a> {
+    pub(super) entries: Vec<Entry>,
+    pub(super) slot: Option<u32>,
+    pub(super) grace: Duration,
+    /// Returns for how long the lease may be relied on, without a further renewal.
+    pub(super) remaining: &'a dyn Fn() -> Duration,
+    pub(super) lost: Pin<Box<dyn Future<Output = Loss> + Send>>,
+}
+
+impl Grant<'_> {
+    fn until(&self) -> Until {
+        // Before the other: a stop of this process in between must not lengthen the lease.
+        let now = Moment::now();
+        Until::new(now.after((self.remaining)()), self.grace)
+    }
+}
+
+/// How the child's run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The tree has ended by itself, or by a signal that was forwarded.
+    Ended(u8),
+    /// The lease was lost, and the tree was stopped.
+    Lost,
+    /// The keeper was killed, and the tree was stopped.
+    Unkept,
+}
+
+/// Runs the child under a lease, until the whole tree has ended.
+pub(super) async fn supervise(
+    run: &Run,
+    mut grant: Grant<'_>,
+    signals: &mut Signals,
+) -> Result<Outcome, Failure> {
+    signals.receive(&OTHER).map_err(failed)?;
+    // What the keeper leaves behind when it is killed comes to this process.
+    set_child_subreaper(Some(getpid())).map_err(|error| failed(error.into()))?;
+    let cgroup = if run.no_cgroup { None } else { Cgroup::create() };
+    if run.verbose {
+        say(match &cgroup {
+            Some(_) => "the tree has a cgroup and a group of its own",
+            None => {
+                "the tree has a group of its own; what leaves the group is found as a descendant"
+            }
+        });
+    }
+    let terminal = terminal::is_for_child();
+    let charge = Charge {
+        until: grant.until(),
+        on_lost: run.on_lost,
+        close: run.close,
+        cgroup: cgroup.clone(),
+        terminal,
+        home: getpgrp(),
+    };
+    let keeper = Keeper::start(run, &grant, &charge);
+    if keeper.is_err()
+        && let Some(cgroup) = &cgroup
+    {
+        cgroup.remove();
+    }
+    let (keeper, reports) = keeper.map_err(failed)?;
+    let mut reports = BufReader::new(reports).lines();
+    let mut session = Session {
+        run,
+        keeper,
+        sent: charge.until,
+        tree: Tree { group: None, cgroup },
+        has_terminal: terminal,
+        interrupts: 0,
+        is_lost: false,
+        overdue: None,
+        code: None,
+    };
+    loop {
+        let look = ((grant.remaining)() / 20).clamp(SHORTEST_LOOK, LOOK);
+        tokio::select! {
+            biased;
+            line = reports.next_line() => match line {
+                Ok(Some(line)) => match Report::parse(&line) {
+                    Some(Report::Gone(code)) => {
+                        session.keeper.end().await;
+                        return Ok(session.outcome(code));
+                    }
+                    Some(report) => session.hear(report, &grant),
+                    None => {}
+                },
+                Ok(None) | Err(_) => break,
+            },
+            loss = &mut grant.lost, if !session.is_lost => session.lose(loss, &grant),
+            signal = signals.next() => session.signalled(signal),
+            () = session.is_overdue(), if session.overdue.is_some() => {
+                say("the keeper does not stop the tree; leasehold does it");
+                break;
+            }
+            () = sleep(look) => session.pass_on(&grant),
+        }
+    }
+    session.stop_alone(&mut grant).await
+}
+
+fn failed(error: io::Error) -> Failure {
+    Failure::new(format!("the keeper cannot be started: {error}"))
+}
+
+/// The keeper, as leasehold knows it.
+struct Keeper {
+    pid: Pid,
+    orders: OwnedWriteHalf,
+}
+
+impl Keeper {
+    fn start(
+        run: &Run,
+        grant: &Grant<'_>,
+        charge: &Charge,
+    ) -> io::Result<(Self, tokio::net::unix::OwnedReadHalf)> {
+        let (ours, theirs) = Socket::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("leasehold-keeper").arg(KEEPER).args(charge.args()).args(&run.command);
+        command.stdin(Stdio::from(OwnedFd::from(theirs))).process_group(0);
+        environment::set(&mut command, &grant.entries, grant.slot);
+        let child = command.spawn()?;
+        // It has the other end of the socket, which must end with the keeper.
+        drop(command);
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("it has no number"))?;
+        send_file(&ours, stdin().as_fd())?;
+        ours.set_nonblocking(true)?;
+        let (reports, orders) = UnixStream::from_std(ours)?.into_split();
+        Ok((Self { pid, orders }, reports))
+    }
+
+    /// Tells the keeper. If it does not read, as when it is stopped, what is not heard by the loss is done without it.
+    fn order(&self, order: Order) {
+        let _ = self.orders.try_write(order.to_string().as_bytes());
+    }
+
+    /// Ends the keeper, which has nothing left to do.
+    async fn end(&self) {
+        self.order(Order::Done);
+        let end = Moment::now().after(LAST);
+        while let Ok(None) = waitpid(Some(self.pid), WaitOptions::NOHANG) {
+            if end.left().is_zero() {
+                let _ = kill_process(self.pid, Signal::KILL);
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+struct Session<'a> {
+    run: &'a Run,
+    keeper: Keeper,
+    /// What the keeper was told last.
+    sent: Until,
+    tree: Tree,
+    /// The child has the terminal, or had it before it was stopped.
+    has_terminal: bool,
+    interrupts: u32,
+    is_lost: bool,
+    /// When the keeper has not done what it is for.
+    overdue: Option<Moment>,
+    /// That of the child, once it has ended.
+    code: Option<u8>,
+}
+
+impl Session<'_> {
+    fn outcome(&self, code: u8) -> Outcome {
+        if self.is_lost { Outcome::Lost } else { Outcome::Ended(code) }
+    }
+
+    async fn is_overdue(&self) {
+        sleep(self.overdue.map_or(Duration::MAX, Moment::left)).await;
+    }
+
+    /// Tells the keeper of a renewal.
+    fn pass_on(&mut self, grant: &Grant<'_>) {
+        let until = grant.until();
+        // Two readings of the clock for one deadline differ by a little.
+        if !self.is_lost && until.stop > self.sent.stop.after(Duration::from_millis(1)) {
+            self.sent = until;
+            self.keeper.order(Order::Until(until));
+        }
+    }
+
+    fn hear(&mut self, report: Report, grant: &Grant<'_>) {
+        match report {
+            Report::Started(pid) => {
+                self.tree.group = Pid::from_raw(pid);
+                if self.has_terminal {
+                    self.give_terminal();
+                }
+            }
+            Report::Stopped(signal) => self.stopped(signal, grant),
+            Report::Expired if !self.is_lost => {
+                self.lose(Loss::Expired, grant);
+            }
+            Report::Denied(pid) => say(&super::denied(pid)),
+            Report::Ended(code) => {
+                // Its number may be that of another group from now on.
+                self.tree.group = None;
+                self.code = Some(code);
+                if self.run.verbose {
+                    say(&format!("the program has ended with {code}"));
+                }
+            }
+            Report::Expired | Report::Gone(_) => {}
+        }
+    }
+
+    fn lose(&mut self, loss: Loss, grant: &Grant<'_>) {
+        self.is_lost = true;
+        let notice = notice(grant.grace);
+        let kill = Moment::now().after(notice).min(self.sent.kill);
+        self.keeper.order(Order::Lost(kill));
+        self.overdue = Some(kill.after(grant.grace / 20));
+        let signal = signals::text(self.run.on_lost);
+        let left = duration::text(kill.left());
+        say(&format!("the lease is lost: {loss}; the program gets {signal}, and KILL in {left}"));
+    }
+
+    fn signalled(&mut self, signal: Signal) {
+        if signal == Signal::INT {
+            self.interrupts += 1;
+        }
+        match signal {
+            Signal::INT if self.interrupts > 1 => self.keeper.order(Order::Kill),
+            Signal::CONT => {
+                if terminal::is_ours() && (self.has_terminal || terminal::is_for_child()) {
+                    self.give_terminal();
+                }
+                self.keeper.order(Order::Signal(signal));
+            }
+            _ => self.keeper.order(Order::Signal(signal)),
+        }
+    }
+
+    fn give_terminal(&mut self) {
+        if let Some(group) = self.tree.group
+            && terminal::is_ours()
+        {
+            self.has_terminal = true;
+            terminal::give(group);
+        }
+    }
+
+    /// The child was stopped: this process stops, too, as a job of a shell does. Nothing is renewed then, and the keeper ends the
+    /// tree in time, unless the job is continued before.
+    fn stopped(&mut self, signal: i32, grant: &Grant<'_>) {
+        let asks = [Signal::TTIN, Signal::TTOU].iter().any(|asks| asks.as_raw() == signal);
+        if asks && terminal::is_ours() {
+            self.give_terminal();
+            return self.keeper.order(Order::Signal(Signal::CONT));
+        }
+        let is_job = terminal::has_shell() && (self.has_terminal || asks);
+        if !is_job {
+            // Someone has stopped it who will continue it, and it needs the lease then. A terminal without a shell has
+            // nobody who could.
+            if self.has_terminal {
+                self.give_terminal();
+                self.keeper.order(Order::Signal(Signal::CONT));
+            }
+            return;
+        }
+        let left = duration::text((grant.remaining)());
+        say(&format!("stopped; the program is ended in {left}, unless you continue it before"));
+        let _ = kill_current_process_group(Signal::STOP);
+    }
+
+    /// Stops the tree without the keeper, which is gone or stopped. The orphans of the keeper are below this process.
+    async fn stop_alone(mut self, grant: &mut Grant<'_>) -> Result<Outcome, Failure> {
+        if !self.is_lost {
+            say("the keeper was killed; the program is killed, too");
+        }
+        let mut denied = HashSet::new();
+        loop {
+            for pid in self.tree.kill() {
+                if denied.insert(pid) {
+                    say(&super::denied(pid.as_raw_nonzero().get()));
+                }
+            }
+            // All is killed by now; what follows is only to see it end.
+            self.tree.group = None;
+            loop {
+                match wait(WaitOptions::NOHANG) {
+                    Ok(Some(_)) | Err(Errno::INTR) => {}
+                    Ok(None) => break,
+                    Err(_) => {
+                        if let Some(cgroup) = &self.tree.cgroup {
+                            cgroup.remove();
+                        }
+                        return Ok(if self.is_lost { Outcome::Lost } else { Outcome::Unkept });
+                    }
+                }
+            }
+            tokio::select! {
+                _ = &mut grant.lost, if !self.is_lost => self.is_lost = true,
+                () = sleep(ROUND) => {}
+            }
+        }
+    }
+}
+
+/// Returns the code with which leasehold ends.
+pub(super) fn exit(run: &Run, outcome: Outcome) -> Exit {
+    match outcome {
+        Outcome::Ended(code) => Exit(code),
+        Outcome::Lost => Exit(run.lost_code),
+        Outcome::Unkept => Exit::FAILED,
+    }
+}

@@ -158,7 +158,8 @@ fn descendants(root: u32) -> Vec<u32> {
 /// The keeper of a run: the process below it that is this command again.
 fn keepers(running: &Running) -> Vec<u32> {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_leasehold"));
-    let is_keeper = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).ok() == Some(program.clone());
+    let is_keeper =
+        |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).ok() == Some(program.clone());
     descendants(running.child.id()).into_iter().filter(is_keeper).collect()
 }
 

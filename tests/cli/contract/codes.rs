@@ -31,7 +31,7 @@ async fn child_that_a_signal_ends_gives_128_and_its_number() {
 }
 
 #[tokio::test]
-async fn program_that_is_missing_is_127_and_one_without_rights_126() {
+async fn program_that_is_missing_is_127_and_one_without_permission_126() {
     let server = Server::start();
     let folder = tempfile::tempdir().expect("a folder");
     let text = folder.path().join("text");
@@ -74,7 +74,7 @@ async fn name_that_is_taken_is_124_or_the_code_that_was_asked_for() {
         assert!(!trace.exists(), "{options:?}: the child ran without the lease");
     }
     lease.unlock().await.expect("a release");
-    ended(run(&server.url(), &[&["-n"], &child[..]].concat())).await.with(0);
+    ended(run(&server.url(), &[&["-n"][..], &child].concat())).await.with(0);
     assert!(trace.exists(), "the child did not run");
 }
 
@@ -123,7 +123,7 @@ async fn lease_that_is_lost_is_123_and_the_tree_is_gone() {
         assert!(others.force_unlock("job").await.expect("an answer"), "somebody holds it");
         let done = running.end().await.with(123);
         assert!(done.err.contains("job"), "{done:?}");
-        assert_eq!(tree.alive(), [], "deaf: {deaf}");
+        assert!(tree.alive().is_empty(), "deaf: {deaf}");
     }
 }
 
@@ -150,7 +150,8 @@ async fn lease_ends_with_the_last_process_of_the_tree() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
     let [go, done] = [path("go"), path("done")];
-    let script = r#"setsid sh -c 'until [ -e "$0" ]; do sleep 0.05; done; : > "$1"' "$0" "$1" & exit 5"#;
+    let script =
+        r#"setsid sh -c 'until [ -e "$0" ]; do sleep 0.05; done; : > "$1"' "$0" "$1" & exit 5"#;
     let child = ["job", "--", "sh", "-c", script, &go, &done];
 
     let running = Running::start(run(&server.url(), &child));
@@ -167,7 +168,7 @@ async fn lease_ends_with_the_last_process_of_the_tree() {
     // With -o the lease ends with the direct child.
     fs::remove_file(&go).expect("a file");
     fs::remove_file(&done).expect("a file");
-    let running = Running::start(run(&server.url(), &[&["-o"], &child[..]].concat()));
+    let running = Running::start(run(&server.url(), &[&["-o"][..], &child].concat()));
     running.end().await.with(5);
     kit::within(LONG, next.lock()).await.expect("a lease");
     assert!(!fs::exists(&done).expect("an answer"), "the process in the background has ended");
@@ -190,7 +191,9 @@ async fn signals_reach_the_child_and_its_code_is_the_answer() {
     for (signal, name, number) in cases {
         for handled in [true, false] {
             let script = if handled {
-                format!("trap 'echo heard; exit 9' {name}; echo ready; while :; do sleep 0.05; done")
+                format!(
+                    "trap 'echo heard; exit 9' {name}; echo ready; while :; do sleep 0.05; done"
+                )
             } else {
                 format!("trap - {name}; echo ready; while :; do sleep 0.05; done")
             };

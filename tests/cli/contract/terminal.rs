@@ -132,7 +132,11 @@ async fn interrupt_ends_the_program_and_the_run() {
     eventually(LONG, || tree.alive().is_empty()).await;
     terminal.enter("echo co''de-$?");
     terminal.shows("code-1").await;
-    assert!(["code-130", "code-137"].iter().any(|code| terminal.screen().contains(code)), "{}", terminal.screen());
+    assert!(
+        ["code-130", "code-137"].iter().any(|code| terminal.screen().contains(code)),
+        "{}",
+        terminal.screen()
+    );
     eventually(LONG, || server.command(&["EXISTS", "job"]).int() == 0).await;
 }
 
@@ -151,12 +155,11 @@ async fn tree_is_gone_after_ctrl_z() {
         terminal.press("\x1a");
         terminal.enter("echo promp''t");
         terminal.shows("prompt").await;
-        let (lease, granted) = let_in(waiting).await;
-        assert_eq!(tree.alive(), [], "the rival has the name, deaf: {deaf}");
+        let (lease, _) = let_in(waiting).await;
+        assert!(tree.alive().is_empty(), "the rival has the name, deaf: {deaf}");
         lease.unlock().await.expect("a release");
         terminal.enter("fg; echo co''de-$?");
         terminal.shows("code-123").await;
-        drop(granted);
     }
 }
 
@@ -217,7 +220,17 @@ async fn outputs_that_take_nothing_are_the_childs_business() {
         let status = command.status().expect("the command starts");
         assert_eq!(status.code(), Some(code));
         // Without the three descriptors at all.
-        let words = [env!("CARGO_BIN_EXE_leasehold"), "run", "--ttl", TTL, "job", "--", "sh", "-c", &script];
+        let words = [
+            env!("CARGO_BIN_EXE_leasehold"),
+            "run",
+            "--ttl",
+            TTL,
+            "job",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ];
         let mut shell = leasehold(&server.url());
         let closing = format!("exec {} <&- >&- 2>&-", line(&words));
         let mut closed = Command::new("sh");
@@ -230,7 +243,7 @@ async fn outputs_that_take_nothing_are_the_childs_business() {
         }
         assert_eq!(closed.status().expect("a shell").code(), Some(code), "closed");
     }
-    // A loss is told in vain, and the code is the same.
+    // A loss is said for nothing, and the code is the same.
     let tree = Tree::new(false);
     let mut command = run(&server.url(), &tree.words("job"));
     command.stdout(full()).stderr(full());
@@ -240,7 +253,7 @@ async fn outputs_that_take_nothing_are_the_childs_business() {
     assert!(others.force_unlock("job").await.expect("an answer"));
     eventually(LONG, || child.try_wait().expect("a child").is_some()).await;
     assert_eq!(child.wait().expect("an end").code(), Some(123));
-    assert_eq!(tree.alive(), []);
+    assert!(tree.alive().is_empty(), "{:?}", tree.alive());
 }
 
 /// The child's input and output are those of the command.
@@ -271,6 +284,6 @@ async fn second_interrupt_kills() {
     running.signal(Signal::INT);
     let done = running.end().await;
     assert_eq!(done.code(), 137, "{done:?}");
-    assert_eq!(tree.alive(), []);
+    assert!(tree.alive().is_empty(), "{:?}", tree.alive());
     assert_eq!(server.command(&["EXISTS", "job"]).int(), 0, "it is not released");
 }

@@ -81,7 +81,8 @@ impl Tree {
     /// The program and its arguments.
     pub fn command(&self) -> Vec<&str> {
         let mark: &str = Box::leak(format!("{MARK}={}", self.mark).into_boxed_str());
-        let script = if self.deaf { "trap '' TERM INT HUP QUIT; eval \"$1\"" } else { "eval \"$1\"" };
+        let script =
+            if self.deaf { "trap '' TERM INT HUP QUIT; eval \"$1\"" } else { "eval \"$1\"" };
         let folder = self.folder.path().to_str().expect("UTF-8");
         let shell = ["env", mark, "sh", "-c", script, folder, GROW];
         [self.wrapper, &shell[..]].concat()
@@ -199,7 +200,12 @@ impl Fault {
         let last = tree.last().expect("it has run");
         let after = |at: Duration| at.as_secs_f64() - struck.as_secs_f64();
         assert!(left.is_empty(), "{place}: at {:.2} s these run: {named:#?}", after(granted));
-        assert!(last <= granted, "{place}: it runs at {:.2} s, the rival has the name at {:.2} s", after(last), after(granted));
+        assert!(
+            last <= granted,
+            "{place}: it runs at {:.2} s, the rival has the name at {:.2} s",
+            after(last),
+            after(granted)
+        );
 
         lease.unlock().await.expect("a release");
         if let Some(code) = self.code {
@@ -232,7 +238,8 @@ async fn tree_is_gone_when_the_command_is_stopped() {
 /// As a terminal and `kill %1` do it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tree_is_gone_when_the_whole_group_is_stopped() {
-    let stop = |scene: &Scene| kill_process_group(scene.running.pid(), Signal::STOP).expect("a group");
+    let stop =
+        |scene: &Scene| kill_process_group(scene.running.pid(), Signal::STOP).expect("a group");
     Fault::new("SIGSTOP of the group", Some(123), stop).strikes().await;
 }
 
@@ -243,7 +250,8 @@ async fn tree_is_gone_when_the_command_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tree_is_gone_when_the_whole_group_is_killed() {
-    let kill = |scene: &Scene| kill_process_group(scene.running.pid(), Signal::KILL).expect("a group");
+    let kill =
+        |scene: &Scene| kill_process_group(scene.running.pid(), Signal::KILL).expect("a group");
     Fault::new("SIGKILL of the group", None, kill).strikes().await;
 }
 
@@ -301,7 +309,10 @@ impl Cramped {
         let name = format!("leasehold-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let own = fs::read_to_string("/proc/self/cgroup").ok()?;
         let below = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-        let roots = [Path::new("/sys/fs/cgroup/memory").to_owned(), Path::new("/sys/fs/cgroup").join(below)];
+        let roots = [
+            Path::new("/sys/fs/cgroup/memory").to_owned(),
+            Path::new("/sys/fs/cgroup").join(below),
+        ];
         roots.iter().find_map(|root| {
             let cramped = Self { folder: root.join(&name) };
             fs::create_dir(&cramped.folder).ok()?;

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::{LONG, Running, ended, run, waiting};
 
-/// Nobody is behind a run that was told to end, in a line or without one.
+/// Nothing is left of a run that a signal has ended, in a line or without one.
 #[tokio::test]
 async fn signal_ends_the_wait_and_leaves_no_arrival() {
     let server = Server::start();
@@ -18,7 +18,8 @@ async fn signal_ends_the_wait_and_leaves_no_arrival() {
     let fair = others.fair_lock("fair").lock().await.expect("a lease");
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let run_plain = Running::start(run(&server.url(), &["plain", "--", "false"]));
-        let run_fair = Running::start(run(&server.url(), &["--fair", "-w", "60s", "fair", "--", "false"]));
+        let run_fair =
+            Running::start(run(&server.url(), &["--fair", "-w", "60s", "fair", "--", "false"]));
         eventually(LONG, || waiting(&server, "plain") == 1).await;
         in_line(&others, 1).await;
         for running in [run_plain, run_fair] {
@@ -105,8 +106,9 @@ async fn readers_and_permits_run_together() {
         let meet = r#": > "$0"; until [ -e "$1" ]; do sleep 0.05; done"#;
         let name = format!("together{}", options[0]);
         let one = |mine: &str, other: &str| {
-            let words = [options, &[&name, "--", "sh", "-c", meet, &path(mine), &path(other)]];
-            Running::start(run(&server.url(), &words.concat()))
+            let [mine, other] = [path(mine), path(other)];
+            let child = [name.as_str(), "--", "sh", "-c", meet, &mine, &other];
+            Running::start(run(&server.url(), &[options, &child].concat()))
         };
         let [first, second] = [one("a", "b"), one("b", "a")];
         first.end().await.with(0);
@@ -153,7 +155,8 @@ async fn several_names_are_held_all_or_none() {
 async fn slots_have_different_numbers() {
     let server = Server::start();
     let script = "echo $LEASEHOLD_SLOT; sleep 1000";
-    let one = || Running::start(run(&server.url(), &["--slot", "3", "gpu", "--", "sh", "-c", script]));
+    let one =
+        || Running::start(run(&server.url(), &["--slot", "3", "gpu", "--", "sh", "-c", script]));
     let runs: Vec<Running> = (0..3).map(|_| one()).collect();
     let number = |running: &Running| running.text("out").trim().parse::<u32>().ok();
     eventually(LONG, || runs.iter().all(|running| number(running).is_some())).await;

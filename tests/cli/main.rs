@@ -40,3 +40,4 @@ impl Lines {
         self.0.next().map(|line| line.expect("readable"))
     }
 }
+mod run;

@@ -1,6 +1,7 @@
-//! Takes the names, in whatever mode, and gives them back.
+//! Takes the names, in whatever mode, and releases them.
 
 use super::Run;
+use super::clock::Moment;
 use crate::connection::Connection;
 use crate::exit::Failure;
 use crate::output::say;
@@ -87,12 +88,14 @@ impl Held {
         }
     }
 
-    /// Returns for how long the names may be relied on, without a further renewal.
-    pub(super) fn remaining(&self) -> Duration {
-        match self {
+    /// Returns until when the names may be relied on, without a further renewal.
+    pub(super) fn stop(&self) -> Moment {
+        // Before the other: if this process is stopped in between, the lease must not become longer.
+        let now = Moment::now();
+        now.after(match self {
             Self::One { lease, .. } => lease.remaining(),
             Self::Set(lease) => lease.remaining(),
-        }
+        })
     }
 
     pub(super) fn lost(&self) -> Pin<Box<dyn Future<Output = Loss> + Send>> {
@@ -117,14 +120,14 @@ pub(super) async fn connect(
     builder: &Builder,
     limit: Limit,
 ) -> Result<LeaseManager, Failure> {
-    let mut is_told = false;
+    let mut is_said = false;
     loop {
         match connection.connect_with(builder.clone()).await {
             Err(failure) if failure.kind == Some(ErrorKind::Unavailable) => {
                 if run.fail_fast || limit.is_over() {
                     return Err(failure);
                 }
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut is_said, true) {
                     say(&format!("{}; trying again", failure.message));
                 }
                 sleep(PAUSE.min(limit.left().unwrap_or(PAUSE))).await;
@@ -140,14 +143,14 @@ pub(super) async fn acquire(
     leases: &LeaseManager,
     limit: Limit,
 ) -> Result<Option<Held>, Failure> {
-    let mut is_told = false;
+    let mut is_said = false;
     loop {
         match ask(run, leases, limit).await {
             Ok(held) => return Ok(held),
             Err(error) if error.kind() != ErrorKind::Unavailable => return Err(error.into()),
             Err(error) if run.fail_fast || limit.is_over() => return Err(error.into()),
             Err(error) => {
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut is_said, true) {
                     say(&format!("{error}; trying again"));
                 }
                 sleep(PAUSE.min(limit.left().unwrap_or(PAUSE))).await;
@@ -170,7 +173,7 @@ async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<He
             }
         };
     }
-    // The first attempt of those that wait tells whether the store answers at all.
+    // The first attempt shows whether the store answers at all.
     if run.fail_fast && !matches!(limit, Limit::Once) {
         if let Some(held) = Box::pin(ask(run, leases, Limit::Once)).await? {
             return Ok(Some(held));

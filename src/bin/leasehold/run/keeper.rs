@@ -1,6 +1,6 @@
 //! The keeper: a small process between leasehold and the child, which kills the tree in time, whatever becomes of leasehold.
 //!
-//! It has no connection to the store. Leasehold tells it with each confirmed renewal until when the tree may run, and a timer of
+//! It has no connection to the store. With each confirmed renewal leasehold says until when the tree may run, and a timer of
 //! the kernel wakes it then. If leasehold ends without a word, the socket between them says so. It is in a group of its own, so
 //! that the keys of the terminal and a signal to leasehold's group do not reach it, and it survives the signals that stop a
 //! service as a whole.
@@ -37,8 +37,10 @@ use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The time from one look for what is still alive to the next, while the tree is killed.
+/// The time from one look for what is still alive to the next, while the tree is killed. It grows, for a process that may not be
+/// killed.
 const ROUND: Duration = Duration::from_millis(5);
+const LONGEST_ROUND: Duration = Duration::from_millis(200);
 
 /// What leasehold says when it starts the keeper.
 #[derive(Debug)]
@@ -116,6 +118,12 @@ async fn keep(charge: Charge, command: impl Iterator<Item = OsString>) -> io::Re
     survived.receive(&OTHER)?;
     let mut children = signal(SignalKind::child())?;
     let timer = Timer::new()?;
+    if charge.until.stop <= Moment::now() {
+        // Leasehold was stopped before it came to this.
+        let _ = reports.try_write(Report::Expired.to_string().as_bytes());
+        let _ = reports.try_write(Report::Gone(Exit::FAILED.0).to_string().as_bytes());
+        return Ok(());
+    }
     let child = launch(&charge, input.try_clone()?, command)?;
     let mut keeper = Keeper {
         tree: Tree { group: Some(child), cgroup: charge.cgroup.clone() },
@@ -127,6 +135,7 @@ async fn keep(charge: Charge, command: impl Iterator<Item = OsString>) -> io::Re
         phase: Phase::Running,
         code: None,
         denied: HashSet::new(),
+        rounds: 0,
     };
     keeper.report(Report::Started(child.as_raw_nonzero().get()));
     keeper.reap();
@@ -187,6 +196,8 @@ struct Keeper {
     phase: Phase,
     code: Option<u8>,
     denied: HashSet<Pid>,
+    /// How often the tree was killed.
+    rounds: u32,
 }
 
 impl Keeper {
@@ -252,7 +263,9 @@ impl Keeper {
 
     fn kill(&mut self) {
         let denied = self.tree.kill();
-        self.phase = Phase::Killing(Moment::now().after(ROUND));
+        self.rounds += 1;
+        let round = (ROUND * (1 + self.rounds / 50)).min(LONGEST_ROUND);
+        self.phase = Phase::Killing(Moment::now().after(round));
         self.deny(denied);
         self.reap();
     }
@@ -281,7 +294,7 @@ impl Keeper {
             let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
             if let Ok(Some(_)) = waitid(WaitId::Pid(self.child), peek) {
                 // As long as it is not reaped, its group exists.
-                terminal::give_back(&self.input, self.child, self.charge.home);
+                terminal::return_to(&self.input, self.child, self.charge.home);
             }
         }
         loop {
@@ -299,7 +312,7 @@ impl Keeper {
 
     fn child_changed(&mut self, status: WaitStatus) {
         if let Some(signal) = status.stopping_signal() {
-            terminal::give_back(&self.input, self.child, self.charge.home);
+            terminal::return_to(&self.input, self.child, self.charge.home);
             return self.report(Report::Stopped(signal));
         }
         let code = signals::code(status);
@@ -319,7 +332,7 @@ impl Keeper {
         }
     }
 
-    /// Tells leasehold. If it does not read, as when it is stopped, the socket has room for more than is ever said.
+    /// Reports to leasehold. If it does not read, as when it is stopped, the socket has room for more than is ever said.
     fn report(&mut self, report: Report) {
         if let Some(reports) = &self.reports {
             let _ = reports.try_write(report.to_string().as_bytes());

@@ -2,7 +2,7 @@
 //!
 //! Four processes of this binary take part. *Leasehold* has the connection to the store and the lease ([`supervise`]). The
 //! *keeper* ([`keeper`]) is its child, and the parent of the program: it kills the tree when the lease may end, whatever becomes of
-//! leasehold. The process that becomes the program runs [`launch`] first. A helper gives the terminal back ([`terminal`]).
+//! leasehold. The process that becomes the program runs [`launch`] first. A helper returns the terminal ([`terminal`]).
 //!
 //! Nothing of the tree runs when the name may belong to another process. With C, the cancellation deadline, and D, the expiry
 //! deadline a grace later, the tree gets a signal at C and is killed at four fifths of the grace. Where one of the two
@@ -10,7 +10,7 @@
 //!
 //! | what happens | what ends the tree, and when |
 //! |---|---|
-//! | the lease is lost, the store does not answer | the keeper, told by leasehold or by its own timer |
+//! | the lease is lost, the store does not answer | the keeper, by an order of leasehold or by its own timer |
 //! | leasehold is stopped | the keeper, by its timer |
 //! | leasehold is killed | the keeper: the signal at once, the kill before D |
 //! | the keeper is killed | the kernel kills the program at once, and leasehold the rest of the tree |
@@ -86,7 +86,7 @@ pub(crate) struct Run {
     /// Get the name in the order of arrival
     #[arg(long, group = "kind")]
     fair: bool,
-    /// How long to wait for the names; without it, for ever
+    /// How long to wait for the names; without it, forever
     #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     wait: Option<Duration>,
     /// Do not wait
@@ -160,7 +160,7 @@ impl Run {
         if !self.enter {
             let names = self.names.join(", ");
             return Err(Failure::new(format!(
-                "{names}: a run around this one has it (LEASEHOLD_HELD), so this one would wait for ever; --enter runs the program at once"
+                "{names}: a run around this one has it (LEASEHOLD_HELD), so this one would wait forever; --enter runs the program at once"
             )));
         }
         if held < self.names.len() {
@@ -236,12 +236,12 @@ impl Run {
         grace: Duration,
         signals: &mut Signals,
     ) -> Result<Outcome, Failure> {
-        let remaining = || held.remaining();
+        let stop = || held.stop();
         let grant = Grant {
             entries: held.entries(&self.names),
             slot: held.slot(),
             grace,
-            remaining: &remaining,
+            stop: &stop,
             lost: held.lost(),
         };
         supervise(self, grant, signals).await
@@ -255,8 +255,8 @@ impl Run {
                 duration::text(SHORTEST_TTL)
             )));
         }
-        let has_kind = self.shared || self.fair || self.permit.is_some() || self.slot.is_some();
-        if self.names.len() > 1 && (has_kind || self.once.is_some()) {
+        let has_mode = self.shared || self.fair || self.permit.is_some() || self.slot.is_some();
+        if self.names.len() > 1 && (has_mode || self.once.is_some()) {
             return Err(Failure::new(
                 "--shared, --permit, --slot, --once and --fair take one name; several names are locked exclusively",
             ));

@@ -1,6 +1,7 @@
 //! `--once`: the program runs once for a key, on one machine.
 
 use super::Run;
+use super::clock::Moment;
 use super::held::{Entry, Limit};
 use super::signals::Signals;
 use super::supervise::{Grant, Outcome, supervise};
@@ -44,12 +45,17 @@ pub(super) async fn run_once(
     let name = run.names.first().map(String::as_str).unwrap_or_default();
     let wait = limit.left().unwrap_or(FOREVER).min(FOREVER);
     let job = leases.once(name).keep(keep).wait(wait).label(run.label());
-    let remaining = Cell::new(Duration::ZERO);
+    let stop = Cell::new(Moment::default());
     let (begin, begun) = oneshot::channel();
     let (end, ended) = oneshot::channel::<Outcome>();
     // The library drops this when the lease is lost. The tree must end in order then, so it is supervised beside it.
     let body = async |lease: &Lease| {
-        remaining.set(lease.remaining());
+        let read = || {
+            // Before the other: if this process is stopped in between, the lease must not become longer.
+            let now = Moment::now();
+            now.after(lease.remaining())
+        };
+        stop.set(read());
         let lost = Box::pin(lease.lost());
         let _ = begin.send(Begun { entry: Entry::new(name, lease), lost });
         let mut ended = ended;
@@ -60,7 +66,7 @@ pub(super) async fn run_once(
                     Ok(Outcome::Ended(0)) => Ok(()),
                     _ => Err(()),
                 },
-                () = sleep(LOOK) => remaining.set(lease.remaining()),
+                () = sleep(LOOK) => stop.set(read()),
             }
         }
     };
@@ -69,8 +75,8 @@ pub(super) async fn run_once(
             Ok(begun) => begun,
             Err(_) => return None,
         };
-        let read = || remaining.get();
-        let grant = Grant { entries: vec![entry], slot: None, grace, remaining: &read, lost };
+        let read = || stop.get();
+        let grant = Grant { entries: vec![entry], slot: None, grace, stop: &read, lost };
         let outcome = supervise(run, grant, signals).await;
         if let Ok(outcome) = &outcome {
             let _ = end.send(*outcome);

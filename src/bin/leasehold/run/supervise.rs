@@ -1,4 +1,4 @@
-//! Leasehold's part while the child runs: it renews, tells the keeper of each renewal, forwards signals, and stays until the
+//! Leasehold's part while the child runs: it renews, reports each renewal to the keeper, forwards signals, and stays until the
 //! tree has ended.
 
 use super::cgroup::Cgroup;
@@ -44,16 +44,14 @@ pub(super) struct Grant<'a> {
     pub(super) entries: Vec<Entry>,
     pub(super) slot: Option<u32>,
     pub(super) grace: Duration,
-    /// Returns for how long the lease may be relied on, without a further renewal.
-    pub(super) remaining: &'a dyn Fn() -> Duration,
+    /// Returns until when the lease may be relied on, without a further renewal.
+    pub(super) stop: &'a dyn Fn() -> Moment,
     pub(super) lost: Pin<Box<dyn Future<Output = Loss> + Send>>,
 }
 
 impl Grant<'_> {
     fn until(&self) -> Until {
-        // Before the other: a stop of this process in between must not lengthen the lease.
-        let now = Moment::now();
-        Until::new(now.after((self.remaining)()), self.grace)
+        Until::new((self.stop)(), self.grace)
     }
 }
 
@@ -109,13 +107,14 @@ pub(super) async fn supervise(
         sent: charge.until,
         tree: Tree { group: None, cgroup },
         has_terminal: terminal,
+        is_paused: false,
         interrupts: 0,
         is_lost: false,
         overdue: None,
         code: None,
     };
     loop {
-        let look = ((grant.remaining)() / 20).clamp(SHORTEST_LOOK, LOOK);
+        let look = ((grant.stop)().left() / 20).clamp(SHORTEST_LOOK, LOOK);
         tokio::select! {
             biased;
             line = reports.next_line() => match line {
@@ -135,7 +134,7 @@ pub(super) async fn supervise(
                 say("the keeper does not stop the tree; leasehold does it");
                 break;
             }
-            () = sleep(look) => session.pass_on(&grant),
+            () = sleep(look) => session.forward_renewal(&grant),
         }
     }
     session.stop_alone(&mut grant).await
@@ -173,7 +172,7 @@ impl Keeper {
         Ok((Self { pid, orders }, reports))
     }
 
-    /// Tells the keeper. If it does not read, as when it is stopped, what is not heard by the loss is done without it.
+    /// Sends an order. If the keeper does not read, as when it is stopped, what it has not done by the loss is done without it.
     fn order(&self, order: Order) {
         let _ = self.orders.try_write(order.to_string().as_bytes());
     }
@@ -194,11 +193,13 @@ impl Keeper {
 struct Session<'a> {
     run: &'a Run,
     keeper: Keeper,
-    /// What the keeper was told last.
+    /// What the keeper knows.
     sent: Until,
     tree: Tree,
     /// The child has the terminal, or had it before it was stopped.
     has_terminal: bool,
+    /// A person wants this job to stop.
+    is_paused: bool,
     interrupts: u32,
     is_lost: bool,
     /// When the keeper has not done what it is for.
@@ -216,8 +217,8 @@ impl Session<'_> {
         sleep(self.overdue.map_or(Duration::MAX, Moment::left)).await;
     }
 
-    /// Tells the keeper of a renewal.
-    fn pass_on(&mut self, grant: &Grant<'_>) {
+    /// Reports a renewal to the keeper.
+    fn forward_renewal(&mut self, grant: &Grant<'_>) {
         let until = grant.until();
         // Two readings of the clock for one deadline differ by a little.
         if !self.is_lost && until.stop > self.sent.stop.after(Duration::from_millis(1)) {
@@ -263,8 +264,11 @@ impl Session<'_> {
     }
 
     fn signalled(&mut self, signal: Signal) {
-        if signal == Signal::INT {
-            self.interrupts += 1;
+        match signal {
+            Signal::INT => self.interrupts += 1,
+            Signal::TSTP => self.is_paused = true,
+            Signal::CONT => self.is_paused = false,
+            _ => {}
         }
         match signal {
             Signal::INT if self.interrupts > 1 => self.keeper.order(Order::Kill),
@@ -295,17 +299,16 @@ impl Session<'_> {
             self.give_terminal();
             return self.keeper.order(Order::Signal(Signal::CONT));
         }
-        let is_job = terminal::has_shell() && (self.has_terminal || asks);
+        let is_job = terminal::has_shell() && (self.has_terminal || asks || self.is_paused);
         if !is_job {
-            // Someone has stopped it who will continue it, and it needs the lease then. A terminal without a shell has
-            // nobody who could.
+            // What has stopped it will continue it, and it needs the lease then. On a terminal without a shell, nothing can.
             if self.has_terminal {
                 self.give_terminal();
                 self.keeper.order(Order::Signal(Signal::CONT));
             }
             return;
         }
-        let left = duration::text((grant.remaining)());
+        let left = duration::text((grant.stop)().left());
         say(&format!("stopped; the program is ended in {left}, unless you continue it before"));
         let _ = kill_current_process_group(Signal::STOP);
     }

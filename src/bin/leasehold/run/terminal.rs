@@ -1,7 +1,7 @@
 //! The terminal: its foreground group is that of the child while the child runs.
 //!
 //! A process outside the foreground group is stopped when it changes that group. So leasehold gives the terminal away while it
-//! is in that group itself, and a helper that joins the child's group gives it back.
+//! is in that group itself, and a helper that joins the child's group returns it.
 
 use crate::exit::Exit;
 use rustix::process::{Pid, getpgrp, getppid, getsid};
@@ -31,8 +31,8 @@ pub(super) fn give(group: Pid) {
     let _ = tcsetpgrp(stdin(), group);
 }
 
-/// Gives the terminal back to `home`, if `group` is in the foreground.
-pub(super) fn give_back(terminal: &OwnedFd, group: Pid, home: Pid) {
+/// Returns the terminal to `home`, if `group` is in the foreground.
+pub(super) fn return_to(terminal: &OwnedFd, group: Pid, home: Pid) {
     if !terminal.is_terminal() || !tcgetpgrp(terminal).is_ok_and(|now| now == group) {
         return;
     }

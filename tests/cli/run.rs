@@ -1,0 +1,570 @@
+//! `leasehold run`: exit codes, the environment, the tree of processes, and that nothing of it runs beside the next holder.
+
+use leasehold::LeaseManager;
+use leasehold_kit::{Mode, Proxy, Server};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
+
+/// How often the runs with a fault are repeated.
+fn runs() -> u32 {
+    let runs = std::env::var("LEASEHOLD_RUNS").ok().and_then(|runs| runs.parse().ok());
+    runs.unwrap_or(10)
+}
+
+/// Returns a number that no other test of this machine has.
+fn unique() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{}{:03}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn leasehold(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    command.args(args).env("LEASEHOLD_URL", SERVER.url()).stdin(Stdio::null());
+    command
+}
+
+#[track_caller]
+fn output(args: &[&str]) -> Output {
+    leasehold(args).output().expect("leasehold runs")
+}
+
+#[track_caller]
+fn code(args: &[&str]) -> Option<i32> {
+    let output = output(args);
+    eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+    output.status.code()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn send(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a number of a process");
+    let _ = kill_process(pid, signal);
+}
+
+/// Returns the processes of which an argument has a text. A dead one has no arguments.
+fn alive(text: &str) -> Vec<u32> {
+    let found = fs::read_dir("/proc").expect("/proc").flatten().filter_map(|entry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        let args = fs::read(entry.path().join("cmdline")).ok()?;
+        let args = String::from_utf8_lossy(&args).into_owned();
+        args.split('\0').any(|arg| arg == text).then_some(number)
+    });
+    found.collect()
+}
+
+#[track_caller]
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A program with a process in a session of its own, one in the background, and one that it waits for. Each has the text as
+/// an argument, and none heeds a TERM.
+struct Tree {
+    mark: String,
+    script: String,
+}
+
+impl Tree {
+    fn new() -> Self {
+        let mark = format!("7{}", unique());
+        let script =
+            format!("trap '' TERM; setsid sleep {mark} & sleep {mark} & sleep {mark} & wait");
+        Self { mark, script }
+    }
+
+    #[track_caller]
+    fn wait_until_up(&self) {
+        eventually("the tree is up", || (alive(&self.mark).len() == 3).then_some(()));
+    }
+
+    #[track_caller]
+    fn wait_until_gone(&self) {
+        eventually("the tree is gone", || alive(&self.mark).is_empty().then_some(()));
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        for pid in alive(&self.mark) {
+            send(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Waits for an end that comes soon.
+#[track_caller]
+fn wait(child: &mut Child) -> Option<i32> {
+    eventually("leasehold ends", || child.try_wait().expect("a status")).code()
+}
+
+/// Returns the keeper of a run.
+#[track_caller]
+fn keeper(leasehold: &Child) -> u32 {
+    let children = format!("/proc/{0}/task/{0}/children", leasehold.id());
+    eventually("a keeper", || {
+        let text = fs::read_to_string(&children).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    })
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(work)
+}
+
+async fn manager() -> LeaseManager {
+    LeaseManager::builder()
+        .ttl(Duration::from_secs(3))
+        .connect(SERVER.url())
+        .await
+        .expect("a store")
+}
+
+#[test]
+fn exit_code_is_that_of_the_program() {
+    let name = &unique();
+    let sh = |script| code(&["run", name, "--", "sh", "-c", script]);
+    assert_eq!(sh("exit 0"), Some(0));
+    assert_eq!(sh("exit 7"), Some(7));
+    assert_eq!(sh("kill -TERM $$"), Some(143));
+    assert_eq!(sh("kill -KILL $$"), Some(137));
+    assert_eq!(code(&["run", name, "--", "no-such-program"]), Some(127));
+    assert_eq!(code(&["run", name, "--", "/etc/passwd"]), Some(126));
+    for kind in ["--shared", "--fair", "--permit=2", "--slot=2", "--once=1s"] {
+        let name = &unique();
+        assert_eq!(code(&["run", name, kind, "--", "sh", "-c", "exit 3"]), Some(3), "{kind}");
+    }
+    assert_eq!(code(&["run", &unique(), &unique(), "--", "sh", "-c", "exit 3"]), Some(3));
+}
+
+#[test]
+fn failures_of_leasehold_have_a_code_of_their_own() {
+    let name = &unique();
+    assert_eq!(code(&["run", name, "--ttl=2s", "--", "true"]), Some(125));
+    assert_eq!(code(&["run", name, "--no-such-option", "--", "true"]), Some(125));
+    assert_eq!(code(&["run", name]), Some(125));
+    assert_eq!(code(&["run", name, "b", "--shared", "--", "true"]), Some(125));
+    assert_eq!(code(&["run", name, "--grace=20s", "--", "true"]), Some(125));
+    let output = output(&["--url=redis://:hunter2@127.0.0.1:1", "run", name, "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let said = stderr(&output);
+    assert!(said.contains("LEASEHOLD_PASSWORD_FILE") && !said.contains("hunter2"), "{said}");
+    let nowhere = |args: &[&str]| {
+        leasehold(args).env("LEASEHOLD_URL", "redis://127.0.0.1:1").status().expect("a run").code()
+    };
+    assert_eq!(nowhere(&["run", name, "--fail-fast", "--", "true"]), Some(125));
+    assert_eq!(nowhere(&["run", name, "-n", "--", "true"]), Some(125));
+    assert_eq!(nowhere(&["run", name, "-w", "1s", "--", "true"]), Some(125));
+}
+
+#[test]
+fn busy_name_ends_the_run_with_its_code() {
+    let name = &unique();
+    block_on(async {
+        let leases = manager().await;
+        let lease = leases.lock(name).lock().await.expect("a lease");
+        assert_eq!(code(&["run", name, "-n", "--", "true"]), Some(124));
+        assert_eq!(code(&["run", name, "-w", "300ms", "--", "true"]), Some(124));
+        assert_eq!(code(&["run", name, "-n", "-E", "0", "--", "false"]), Some(0));
+        assert_eq!(code(&["run", name, "--once=1m", "-n", "--", "true"]), Some(124));
+        lease.unlock().await.expect("a release");
+    });
+    assert_eq!(code(&["run", name, "--once=1m", "-n", "--", "true"]), Some(0));
+    assert_eq!(code(&["run", name, "--once=1m", "--", "false"]), Some(0), "it is done");
+}
+
+#[test]
+fn lost_lease_stops_the_tree() {
+    let tree = Tree::new();
+    let name = &unique();
+    let args = ["run", name, "--ttl=6s", "--", "sh", "-c", &tree.script];
+    let mut run = leasehold(&args).spawn().expect("a run");
+    tree.wait_until_up();
+    block_on(async {
+        let leases = manager().await;
+        assert!(leases.force_unlock(name, "a test").await.expect("an answer"));
+    });
+    assert_eq!(wait(&mut run), Some(123));
+    assert_eq!(alive(&tree.mark), [0; 0]);
+}
+
+#[test]
+fn lost_lease_sends_the_chosen_signal_first() {
+    let name = &unique();
+    let script = "trap 'echo told; exit 0' USR1; echo up; while :; do sleep 0.05; done";
+    let args = ["run", name, "--on-lost=USR1", "--lost-code=9", "--", "sh", "-c", script];
+    let mut run = leasehold(&args).stdout(Stdio::piped()).spawn().expect("a run");
+    let mut lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();
+    assert_eq!(lines.next().expect("a line").expect("text"), "up");
+    block_on(async { manager().await.force_unlock(name, "a test").await.expect("an answer") });
+    assert_eq!(lines.next().expect("a line").expect("text"), "told");
+    assert_eq!(wait(&mut run), Some(9));
+}
+
+#[test]
+fn program_has_its_lease_in_the_environment() {
+    let name = &unique();
+    let script =
+        "echo $LEASEHOLD_NAME $LEASEHOLD_HELD $LEASEHOLD_TOKEN; echo ${LEASEHOLD_SLOT-none}; env";
+    let text = stdout(&output(&["run", name, "--", "sh", "-c", script]));
+    let variable = |variable: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
+        line.unwrap_or_else(|| panic!("{variable} in {text}")).to_owned()
+    };
+    let fence: u64 = variable("LEASEHOLD_FENCE").parse().expect("a number");
+    assert_eq!(variable("LEASEHOLD_NAME"), *name);
+    assert_eq!(variable("LEASEHOLD_HELD"), format!("{name}={fence}"));
+    assert!(variable("LEASEHOLD_TOKEN").contains(':'), "{text}");
+    assert_eq!(text.lines().nth(1), Some("none"));
+    assert_eq!(variable("LEASEHOLD_URL"), SERVER.url());
+    let slot = ["run", &unique(), "--slot=1", "--", "sh", "-c", "echo $LEASEHOLD_SLOT"];
+    assert_eq!(stdout(&output(&slot)), "0\n");
+    let two = ["run", "b-of-two", "a-of-two", "--", "sh", "-c", "echo $LEASEHOLD_NAME"];
+    assert_eq!(stdout(&output(&two)), "b-of-two,a-of-two\n");
+}
+
+#[test]
+fn program_has_no_password() {
+    let server = Server::start_with(&["--requirepass", "hunter2"]);
+    let url = server.url_as("default", "hunter2", 0);
+    let script = "cat /proc/self/environ /proc/$PPID/environ /proc/$PPID/cmdline";
+    let mut run = leasehold(&["run", "x", "--", "sh", "-c", script]);
+    let output = run.env("LEASEHOLD_URL", &url).output().expect("a run");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("LEASEHOLD_NAME") && !text.contains("hunter2"), "{text}");
+}
+
+#[test]
+fn nested_run_of_a_held_name_is_refused_or_enters() {
+    let name = &unique();
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    let inner =
+        |options: &str, names: &str| format!("{exe} run {options} {names} -- sh -c 'exit 4'");
+    let run = |script: String| output(&["run", name, "--", "sh", "-c", &script]);
+    let refused = run(inner("", name));
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(stderr(&refused).contains("--enter"), "{}", stderr(&refused));
+    assert_eq!(run(inner("--enter", name)).status.code(), Some(4));
+    assert_eq!(run(inner("--enter", &format!("{name} other"))).status.code(), Some(125));
+    // The innermost run wins, and all are in the list.
+    let other = &unique();
+    let shown = format!("{exe} run {other} -- sh -c 'echo $LEASEHOLD_NAME $LEASEHOLD_HELD'");
+    let text = stdout(&run(shown));
+    assert!(text.starts_with(&format!("{other} {name}=")) && text.contains(&format!(",{other}=")));
+}
+
+#[test]
+fn lease_is_kept_until_the_whole_tree_has_ended() {
+    let name = &unique();
+    let script = "setsid sleep 1.5 & exit 5";
+    let start = Instant::now();
+    assert_eq!(code(&["run", name, "--", "sh", "-c", script]), Some(5));
+    assert!(start.elapsed() >= Duration::from_millis(1500));
+    let start = Instant::now();
+    assert_eq!(
+        code(&["run", name, "-o", "--", "sh", "-c", "setsid sleep 5 >&- 2>&- & exit 5"]),
+        Some(5)
+    );
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert_eq!(code(&["run", name, "-n", "--", "true"]), Some(0), "it is free");
+}
+
+/// Runs a tree, makes a fault, and returns for how long the tree was gone when another process got the name.
+fn gone_before_next_holder(url: &str, options: &[&str], fault: impl Fn(&Child)) -> Duration {
+    let tree = Tree::new();
+    let name = unique();
+    let mut args = vec!["run", &name, "--ttl=3s"];
+    args.extend(options);
+    args.extend(["--", "sh", "-c", &tree.script]);
+    let mut run = leasehold(&args).env("LEASEHOLD_URL", url).spawn().expect("a run");
+    tree.wait_until_up();
+    let granted = thread::scope(|scope| {
+        let next = scope.spawn(|| {
+            block_on(async {
+                let leases = manager().await;
+                let lease = leases.lock(&name).lock().await.expect("a lease");
+                let granted = Instant::now();
+                // The search takes a moment, in which no more than the truth can become better.
+                let left = alive(&tree.mark);
+                drop(lease);
+                (granted, left)
+            })
+        });
+        thread::sleep(Duration::from_millis(500));
+        fault(&run);
+        let mut gone = None;
+        while !next.is_finished() {
+            if gone.is_none() && alive(&tree.mark).is_empty() {
+                gone = Some(Instant::now());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        let (granted, left) = next.join().expect("a next");
+        assert!(left.is_empty(), "{} processes run beside the next holder", left.len());
+        granted.saturating_duration_since(gone.unwrap_or(granted))
+    });
+    send(run.id(), Signal::CONT);
+    send(run.id(), Signal::KILL);
+    let _ = run.wait();
+    granted
+}
+
+/// Runs it as often as [`runs`] says, some at a time.
+fn many(what: &str, options: &[&str], fault: impl Fn(&Child) + Sync) {
+    let next = AtomicU32::new(0);
+    let worker = || {
+        let mut found = Vec::new();
+        while next.fetch_add(1, Ordering::Relaxed) < runs() {
+            found.push(gone_before_next_holder(&SERVER.url(), options, &fault));
+        }
+        found
+    };
+    let mut found: Vec<Duration> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..4).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a run")).collect()
+    });
+    found.sort_unstable();
+    eprintln!(
+        "{what}: {} runs, gone before the grant by at least {:?}",
+        found.len(),
+        found.first()
+    );
+}
+
+#[test]
+fn tree_is_gone_before_next_holder_after_kill_9() {
+    many("kill -9", &[], |run| send(run.id(), Signal::KILL));
+}
+
+#[test]
+fn tree_is_gone_before_next_holder_after_sigstop() {
+    many("SIGSTOP", &[], |run| send(run.id(), Signal::STOP));
+}
+
+#[test]
+fn tree_is_gone_before_next_holder_without_a_cgroup() {
+    many("kill -9, no cgroup", &["--no-cgroup"], |run| send(run.id(), Signal::KILL));
+}
+
+#[test]
+fn tree_is_gone_before_next_holder_after_the_keeper_is_killed() {
+    many("keeper killed", &["--no-cgroup"], |run| send(keeper(run), Signal::KILL));
+}
+
+#[test]
+fn tree_is_gone_before_next_holder_when_no_packet_passes() {
+    for _ in 0..runs().div_ceil(5) {
+        let proxy = Proxy::start(SERVER.port());
+        let gone = gone_before_next_holder(&proxy.url(), &[], |_| proxy.set(Mode::BlackHole));
+        eprintln!("black hole: gone before the grant by {gone:?}");
+    }
+}
+
+#[test]
+fn killed_keeper_ends_the_run() {
+    let tree = Tree::new();
+    let name = &unique();
+    let args = ["run", name, "--no-cgroup", "--", "sh", "-c", &tree.script];
+    let mut run = leasehold(&args).stderr(Stdio::piped()).spawn().expect("a run");
+    tree.wait_until_up();
+    send(keeper(&run), Signal::KILL);
+    assert_eq!(wait(&mut run), Some(125));
+    assert_eq!(alive(&tree.mark), [0; 0]);
+    let mut said = String::new();
+    run.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    assert!(said.contains("the keeper was killed"), "{said}");
+    assert_eq!(code(&["run", name, "-n", "--", "true"]), Some(0), "it was released");
+}
+
+#[test]
+fn stopped_keeper_is_done_without_when_the_lease_is_lost() {
+    let tree = Tree::new();
+    let name = &unique();
+    let args = ["run", name, "--ttl=3s", "--", "sh", "-c", &tree.script];
+    let mut run = leasehold(&args).spawn().expect("a run");
+    tree.wait_until_up();
+    send(keeper(&run), Signal::STOP);
+    block_on(async { manager().await.force_unlock(name, "a test").await.expect("an answer") });
+    assert_eq!(wait(&mut run), Some(123));
+    assert_eq!(alive(&tree.mark), [0; 0]);
+}
+
+#[test]
+fn signals_are_forwarded_and_a_second_int_kills() {
+    let script = "trap 'echo one; exit 6' TERM; echo up; while :; do sleep 0.05; done";
+    let started = |script: &str| {
+        let mut run = leasehold(&["run", &unique(), "--", "sh", "-c", script]);
+        let mut run = run.stdout(Stdio::piped()).spawn().expect("a run");
+        let mut lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();
+        assert_eq!(lines.next().expect("a line").expect("text"), "up");
+        (run, lines)
+    };
+    let (mut run, _lines) = started(script);
+    send(run.id(), Signal::TERM);
+    assert_eq!(wait(&mut run), Some(6));
+    let (mut run, _lines) = started("trap '' INT; echo up; while :; do sleep 0.05; done");
+    send(run.id(), Signal::INT);
+    thread::sleep(Duration::from_millis(300));
+    assert!(run.try_wait().expect("a status").is_none(), "it ignores the first");
+    send(run.id(), Signal::INT);
+    assert_eq!(wait(&mut run), Some(137));
+}
+
+#[test]
+fn signal_ends_a_wait_and_leaves_no_arrival() {
+    let name = &unique();
+    block_on(async {
+        let leases = manager().await;
+        let lease = leases.fair_lock(name).lock().await.expect("a lease");
+        let mut run = leasehold(&["run", name, "--fair", "--", "true"]).spawn().expect("a run");
+        while leases.waiters(name).await.expect("an answer").is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        send(run.id(), Signal::TERM);
+        assert_eq!(wait(&mut run), Some(143));
+        assert!(leases.waiters(name).await.expect("an answer").is_empty());
+        lease.unlock().await.expect("a release");
+    });
+}
+
+/// A shell on a terminal of its own.
+struct Terminal {
+    script: Child,
+    keys: ChildStdin,
+    shown: Arc<Mutex<String>>,
+}
+
+impl Terminal {
+    fn start() -> Self {
+        let mut command = Command::new("script");
+        command.args(["-qefc", "bash --norc --noprofile -i", "/dev/null"]);
+        command.env("LEASEHOLD_URL", SERVER.url()).env("PS1", "$ ");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut script = command.spawn().expect("script, of util-linux");
+        let keys = script.stdin.take().expect("a pipe");
+        let mut output = script.stdout.take().expect("a pipe");
+        let shown = Arc::new(Mutex::new(String::new()));
+        let writer = Arc::clone(&shown);
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                let text = String::from_utf8_lossy(&bytes[..count]).into_owned();
+                writer.lock().expect("a lock").push_str(&text);
+            }
+        });
+        Self { script, keys, shown }
+    }
+
+    fn types(&mut self, text: &str) {
+        self.keys.write_all(text.as_bytes()).expect("a terminal");
+    }
+
+    fn shown(&self) -> String {
+        self.shown.lock().expect("a lock").clone()
+    }
+
+    #[track_caller]
+    fn shows(&self, text: &str) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !self.shown().contains(text) {
+            assert!(Instant::now() < end, "no {text:?} in {:?}", self.shown());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.script.kill();
+        let _ = self.script.wait();
+    }
+}
+
+/// Returns the state of the processes with a text, such as `S` or `T`.
+fn states(text: &str) -> Vec<char> {
+    let stat = |pid| fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+    let state = |stat: String| stat.rsplit_once(") ")?.1.chars().next();
+    alive(text).into_iter().filter_map(stat).filter_map(state).collect()
+}
+
+#[test]
+fn ctrl_c_ends_the_program_and_the_shell_has_its_terminal() {
+    let mark = &format!("8{}", unique());
+    let mut terminal = Terminal::start();
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    terminal.types(&format!("{exe} run {mark} -- sleep 8{mark}\n"));
+    eventually("it runs", || (alive(&format!("8{mark}")).len() == 3).then_some(()));
+    // The program has the terminal now.
+    thread::sleep(Duration::from_millis(300));
+    terminal.types("\u{3}");
+    terminal.types("echo code=$?\n");
+    terminal.shows("code=130");
+    assert_eq!(code(&["run", mark, "-n", "--", "true"]), Some(0), "it was released");
+}
+
+#[test]
+fn ctrl_z_stops_the_job_and_fg_continues_it() {
+    let mark = &format!("9{}", unique());
+    let mut terminal = Terminal::start();
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    terminal.types(&format!("{exe} run {mark} -- sleep 9{mark}\n"));
+    let program = &format!("9{mark}");
+    eventually("it runs", || (alive(program).len() == 3).then_some(()));
+    thread::sleep(Duration::from_millis(300));
+    terminal.types("\u{1a}");
+    terminal.shows("Stopped");
+    let stopped = |count| states(program).iter().filter(|state| **state == 'T').count() == count;
+    // The program and leasehold; the keeper goes on.
+    assert!(stopped(2), "{:?}", states(program));
+    terminal.types("fg\n");
+    eventually("it continues", || stopped(0).then_some(()));
+    thread::sleep(Duration::from_millis(300));
+    terminal.types("\u{3}");
+    terminal.types("echo code=$?\n");
+    terminal.shows("code=130");
+}
+
+#[test]
+fn ctrl_z_for_longer_than_the_lease_ends_the_program() {
+    let mark = &format!("6{}", unique());
+    let mut terminal = Terminal::start();
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    let program = &format!("6{mark}");
+    terminal.types(&format!("{exe} run {mark} --ttl 3s -- sleep {program}\n"));
+    eventually("it runs", || (alive(program).len() == 3).then_some(()));
+    thread::sleep(Duration::from_millis(300));
+    terminal.types("\u{1a}");
+    terminal.shows("Stopped");
+    let left = block_on(async {
+        let leases = manager().await;
+        let _lease = leases.lock(mark).lock().await.expect("a lease");
+        // Leasehold is stopped still, and its keeper is there.
+        alive(program).len()
+    });
+    assert_eq!(left, 2, "{:?}", terminal.shown());
+    terminal.types("fg\n");
+    terminal.types("echo code=$?\n");
+    terminal.shows("code=123");
+}

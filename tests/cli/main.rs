@@ -3,6 +3,7 @@
 #[cfg(target_os = "linux")]
 mod contract;
 mod hold;
+mod run;
 
 use kit::Server;
 use std::io::{BufRead, BufReader, Read};
@@ -40,4 +41,3 @@ impl Lines {
         self.0.next().map(|line| line.expect("readable"))
     }
 }
-mod run;

@@ -1,7 +1,7 @@
 //! `leasehold run`: exit codes, the environment, the tree of processes, and that nothing of it runs beside the next holder.
 
+use kit::{Mode, Proxy, Server};
 use leasehold::LeaseManager;
-use leasehold_kit::{Mode, Proxy, Server};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -242,6 +242,31 @@ fn program_has_its_lease_in_the_environment() {
     assert_eq!(stdout(&output(&slot)), "0\n");
     let two = ["run", "b-of-two", "a-of-two", "--", "sh", "-c", "echo $LEASEHOLD_NAME"];
     assert_eq!(stdout(&output(&two)), "b-of-two,a-of-two\n");
+}
+
+#[test]
+fn ignored_hangup_is_ignored_by_the_program_too() {
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    let name = unique();
+    let script = format!("trap '' HUP; {exe} run {name} -- sh -c 'kill -HUP $$; exit 3'");
+    let mut nohup = Command::new("sh");
+    nohup.args(["-c", &script]).env("LEASEHOLD_URL", SERVER.url());
+    assert_eq!(nohup.status().expect("a run").code(), Some(3));
+}
+
+#[test]
+fn release_without_an_answer_is_said_and_keeps_the_code() {
+    let proxy = Proxy::start(SERVER.port());
+    let mut run = leasehold(&["run", &unique(), "--ttl=6s", "--", "sh", "-c", "read _; exit 7"]);
+    run.env("LEASEHOLD_URL", proxy.url()).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut run = run.spawn().expect("a run");
+    keeper(&run);
+    proxy.set(Mode::BlackHole);
+    drop(run.stdin.take());
+    assert_eq!(wait(&mut run), Some(7));
+    let mut said = String::new();
+    run.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    assert!(said.contains("not confirmed"), "{said}");
 }
 
 #[test]

@@ -174,10 +174,11 @@ async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<He
         };
     }
     // The first attempt shows whether the store answers at all.
-    if run.fail_fast && !matches!(limit, Limit::Once) {
-        if let Some(held) = Box::pin(ask(run, leases, Limit::Once)).await? {
-            return Ok(Some(held));
-        }
+    if run.fail_fast
+        && !matches!(limit, Limit::Once)
+        && let Some(held) = Box::pin(ask(run, leases, Limit::Once)).await?
+    {
+        return Ok(Some(held));
     }
     if run.names.len() > 1 {
         let mut lock = leases.multi_lock(&run.names)?.label(label);

@@ -239,7 +239,11 @@ impl Session<'_> {
             Report::Expired if !self.is_lost => {
                 self.lose(Loss::Expired, grant);
             }
-            Report::Denied(pid) => say(&super::denied(pid)),
+            Report::Denied(pid) => {
+                // The keeper does what can be done, and leasehold could do no more.
+                self.overdue = None;
+                say(&super::denied(pid));
+            }
             Report::Ended(code) => {
                 // Its number may be that of another group from now on.
                 self.tree.group = None;

@@ -250,7 +250,7 @@ async fn outputs_that_take_nothing_are_the_childs_business() {
     let mut child = command.spawn().expect("the command starts");
     tree.grown().await;
     let others = connect(&server.url(), millis(3_000)).await;
-    assert!(others.force_unlock("job").await.expect("an answer"));
+    assert!(others.force_unlock("job", "a test").await.expect("an answer"));
     eventually(LONG, || child.try_wait().expect("a child").is_some()).await;
     assert_eq!(child.wait().expect("an end").code(), Some(123));
     assert!(tree.alive().is_empty(), "{:?}", tree.alive());

@@ -3,7 +3,7 @@
 //! 1. Start: [`guarantees`], [`family`] (which object for what), [`stores`] (which store).
 //! 2. Correctness: [`fencing`], [`guarded_writes`], [`reentrancy`].
 //! 3. Tasks: [`jobs`], [`leader_election`], [`services`].
-//! 4. Running it: [`settings`], [`operations`], [`errors`], [`redis`], [`plain_locks`], [`servers`], [`quorum`], [`zookeeper`].
+//! 4. Running it: [`settings`], [`operations`], [`cli`] (the command), [`errors`], [`redis`], [`plain_locks`], [`servers`], [`quorum`], [`zookeeper`].
 //! 5. Evidence: [`testing`], [`faults`], [`performance`], [`comparison`].
 //! 6. Coming from Redisson, redsync or ShedLock: [`migrating`].
 //!
@@ -70,6 +70,9 @@ pub mod faults {}
 
 #[doc = include_str!("operations.md")]
 pub mod operations {}
+
+#[doc = include_str!("cli.md")]
+pub mod cli {}
 
 #[doc = include_str!("errors.md")]
 pub mod errors {}

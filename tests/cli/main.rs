@@ -1,6 +1,8 @@
 //! Runs the command `leasehold` as a person would.
 
 mod doctor;
+#[cfg(target_os = "linux")]
+mod contract;
 mod hold;
 mod run;
 

@@ -1,8 +1,8 @@
 //! Runs the command `leasehold` as a person would.
 
-mod doctor;
 #[cfg(target_os = "linux")]
 mod contract;
+mod doctor;
 mod hold;
 mod run;
 

@@ -22,6 +22,7 @@ impl Endings {
         ];
         let signals: io::Result<Vec<_>> = kinds
             .into_iter()
+            .filter(|kind| !is_ignored(kind.as_raw_value()))
             .map(|kind| Ok((u8::try_from(kind.as_raw_value()).unwrap_or(0), signal(kind)?)))
             .collect();
         Ok(Self { signals: signals.map_err(cannot_listen)? })
@@ -63,4 +64,13 @@ fn cannot_listen(error: io::Error) -> Failure {
 /// The exit code of a program that a signal has ended.
 pub(crate) fn ended_by(signal: u8) -> Exit {
     Exit(128 + signal)
+}
+
+/// Returns whether a signal was ignored when this process began, as HUP by `nohup`: it stays so. Known on Linux alone.
+#[cfg(unix)]
+pub(crate) fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
 }

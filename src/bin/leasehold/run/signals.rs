@@ -1,8 +1,8 @@
 //! The signals that reach leasehold, and their names.
 
 use crate::exit::Exit;
+use crate::signals::is_ignored;
 use rustix::process::{Signal, WaitStatus};
-use std::fs;
 use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -57,20 +57,19 @@ pub(super) fn code(status: WaitStatus) -> u8 {
 pub(super) struct Signals {
     sender: mpsc::UnboundedSender<Signal>,
     received: mpsc::UnboundedReceiver<Signal>,
-    ignored: u64,
 }
 
 impl Signals {
     pub(super) fn new() -> Self {
         let (sender, received) = mpsc::unbounded_channel();
-        Self { sender, received, ignored: ignored() }
+        Self { sender, received }
     }
 
     /// Receives these signals from now on, but for those that were ignored when this process began, as by `nohup`: the child
     /// inherits that.
     pub(super) fn receive(&self, signals: &[Signal]) -> io::Result<()> {
         for &which in signals {
-            if self.ignored & (1 << (which.as_raw() - 1)) != 0 {
+            if is_ignored(which.as_raw()) {
                 continue;
             }
             let mut arrivals = signal(SignalKind::from_raw(which.as_raw()))?;
@@ -89,13 +88,6 @@ impl Signals {
             None => std::future::pending().await,
         }
     }
-}
-
-/// Returns the set of ignored signals, as the kernel writes it.
-fn ignored() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

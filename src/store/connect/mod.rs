@@ -1,6 +1,7 @@
 //! What all stores behind a URL share: their settings, and the checks when they connect.
 
 pub(crate) mod credentials;
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for the servers of Redis"))]
 pub(super) mod examination;
 pub(super) mod finding;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for locks on Redis"))]

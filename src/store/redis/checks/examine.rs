@@ -128,15 +128,16 @@ fn add_tried(findings: &mut Vec<Finding>, tried: Vec<Finding>) {
         finding.verdict == Verdict::Failure && causes.contains(&finding.check)
     };
     let is_explained = findings.iter().any(explains);
-    let is_news = |finding: &Finding| {
-        !(is_explained && matches!(finding.check, Check::Reachable | Check::Role))
-            && !findings.iter().any(|known| {
-                known.check == finding.check
-                    && known.server == finding.server
-                    && known.verdict == Verdict::Failure
-            })
+    let follows = |finding: &Finding| {
+        let is_same = |known: &Finding| {
+            known.check == finding.check
+                && known.server == finding.server
+                && known.verdict == Verdict::Failure
+        };
+        let is_effect = matches!(finding.check, Check::Reachable | Check::Role);
+        is_explained && is_effect || findings.iter().any(is_same)
     };
-    let tried: Vec<Finding> = tried.into_iter().filter(is_news).collect();
+    let tried: Vec<Finding> = tried.into_iter().filter(|finding| !follows(finding)).collect();
     findings.extend(tried);
 }
 

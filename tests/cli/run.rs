@@ -538,15 +538,34 @@ fn states(text: &str) -> Vec<char> {
     alive(text).into_iter().filter_map(stat).filter_map(state).collect()
 }
 
+/// Waits until the `sleep` with a text is in the foreground of its terminal.
+#[track_caller]
+fn wait_for_foreground(text: &str) {
+    let is_in_front = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<i32> = stat
+            .rsplit_once(") ")?
+            .1
+            .split(' ')
+            .skip(1)
+            .map_while(|field| field.parse().ok())
+            .collect();
+        // The fields behind the state: the parent, the group, the session, the terminal, its group.
+        (stat.contains("(sleep)") && fields[1] == fields[4]).then_some(())
+    };
+    eventually("it has the terminal", || {
+        let found = alive(text);
+        (found.len() == 3).then(|| found.iter().find_map(is_in_front))?
+    });
+}
+
 #[test]
 fn ctrl_c_ends_the_program_and_the_shell_has_its_terminal() {
     let mark = &format!("8{}", unique());
     let mut terminal = Terminal::start();
     let exe = env!("CARGO_BIN_EXE_leasehold");
     terminal.types(&format!("{exe} run {mark} -- sleep 8{mark}\n"));
-    eventually("it runs", || (alive(&format!("8{mark}")).len() == 3).then_some(()));
-    // The program has the terminal now.
-    thread::sleep(Duration::from_millis(300));
+    wait_for_foreground(&format!("8{mark}"));
     terminal.types("\u{3}");
     terminal.types("echo code=$?\n");
     terminal.shows("code=130");
@@ -574,8 +593,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     let exe = env!("CARGO_BIN_EXE_leasehold");
     terminal.types(&format!("{exe} run {mark} -- sleep 9{mark}\n"));
     let program = &format!("9{mark}");
-    eventually("it runs", || (alive(program).len() == 3).then_some(()));
-    thread::sleep(Duration::from_millis(300));
+    wait_for_foreground(program);
     terminal.types("\u{1a}");
     terminal.shows("Stopped");
     let stopped = |count| states(program).iter().filter(|state| **state == 'T').count() == count;
@@ -583,7 +601,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     assert!(stopped(2), "{:?}", states(program));
     terminal.types("fg\n");
     eventually("it continues", || stopped(0).then_some(()));
-    thread::sleep(Duration::from_millis(300));
+    wait_for_foreground(program);
     terminal.types("\u{3}");
     terminal.types("echo code=$?\n");
     terminal.shows("code=130");
@@ -596,8 +614,7 @@ fn ctrl_z_for_longer_than_the_lease_ends_the_program() {
     let exe = env!("CARGO_BIN_EXE_leasehold");
     let program = &format!("6{mark}");
     terminal.types(&format!("{exe} run {mark} --ttl 3s -- sleep {program}\n"));
-    eventually("it runs", || (alive(program).len() == 3).then_some(()));
-    thread::sleep(Duration::from_millis(300));
+    wait_for_foreground(program);
     terminal.types("\u{1a}");
     terminal.shows("Stopped");
     let left = block_on(async {

@@ -86,7 +86,7 @@ fn on_runtime(work: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit,
         .build()
         .map_err(|error| Failure::new(format!("there is no runtime: {error}")))?;
     let result = runtime.block_on(work);
-    // A read of the standard input may be under way for ever.
+    // A read of the standard input may be under way forever.
     runtime.shutdown_background();
     result
 }

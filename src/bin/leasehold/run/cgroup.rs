@@ -61,7 +61,8 @@ fn own() -> Option<PathBuf> {
     let mount = mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
-        let (root, point) = (fields.next()?, fields.next()?);
+        let root = fields.next()?;
+        let point = fields.next()?;
         kind.starts_with("cgroup2 ").then(|| (root.to_owned(), point.to_owned()))
     });
     let (root, point) = mount?;

@@ -7,7 +7,7 @@
 
 use super::cgroup::Cgroup;
 use super::clock::{Moment, Until};
-use super::message::{Order, Report, receive_file};
+use super::message::{Order, Report, receive_file, send_line};
 use super::signals::{ENDING, OTHER, Signals};
 use super::tree::Tree;
 use super::{LAUNCH, signals, terminal};
@@ -120,8 +120,8 @@ async fn keep(charge: Charge, command: impl Iterator<Item = OsString>) -> io::Re
     let timer = Timer::new()?;
     if charge.until.stop <= Moment::now() {
         // Leasehold was stopped before it came to this.
-        let _ = reports.try_write(Report::Expired.to_string().as_bytes());
-        let _ = reports.try_write(Report::Gone(Exit::FAILED.0).to_string().as_bytes());
+        send_line(&reports, Report::Expired);
+        send_line(&reports, Report::Gone(Exit::FAILED.0));
         return Ok(());
     }
     let child = launch(&charge, input.try_clone()?, command)?;
@@ -335,7 +335,7 @@ impl Keeper {
     /// Reports to leasehold. If it does not read, as when it is stopped, the socket has room for more than is ever said.
     fn report(&mut self, report: Report) {
         if let Some(reports) = &self.reports {
-            let _ = reports.try_write(report.to_string().as_bytes());
+            send_line(reports, report);
         }
     }
 }

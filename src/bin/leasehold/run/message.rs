@@ -4,13 +4,14 @@ use super::clock::{Moment, Until};
 use rustix::cmsg_space;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
 };
 use rustix::process::Signal;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use tokio::net::unix::OwnedWriteHalf;
 
 /// From leasehold to the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +99,12 @@ impl Report {
             _ => return None,
         })
     }
+}
+
+/// Sends a line, if the socket has room, without a wait for the runtime to know it.
+pub(super) fn send_line(socket: &OwnedWriteHalf, line: impl fmt::Display) {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let _ = send(socket.as_ref(), line.to_string().as_bytes(), flags);
 }
 
 /// Sends an open file, with one byte.

@@ -5,7 +5,7 @@ use super::cgroup::Cgroup;
 use super::clock::{Moment, Until, notice};
 use super::held::Entry;
 use super::keeper::Charge;
-use super::message::{Order, Report, send_file};
+use super::message::{Order, Report, send_file, send_line};
 use super::signals::{OTHER, Signals};
 use super::tree::Tree;
 use super::{KEEPER, Run, environment, signals, terminal};
@@ -174,7 +174,7 @@ impl Keeper {
 
     /// Sends an order. If the keeper does not read, as when it is stopped, what it has not done by the loss is done without it.
     fn order(&self, order: Order) {
-        let _ = self.orders.try_write(order.to_string().as_bytes());
+        send_line(&self.orders, order);
     }
 
     /// Ends the keeper, which has nothing left to do.

@@ -483,8 +483,12 @@ struct Terminal {
 
 impl Terminal {
     fn start() -> Self {
+        Self::start_with("bash --norc --noprofile -i")
+    }
+
+    fn start_with(shell: &str) -> Self {
         let mut command = Command::new("script");
-        command.args(["-qefc", "bash --norc --noprofile -i", "/dev/null"]);
+        command.args(["-qefc", shell, "/dev/null"]);
         command.env("LEASEHOLD_URL", SERVER.url()).env("PS1", "$ ");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut script = command.spawn().expect("script, of util-linux");
@@ -547,6 +551,20 @@ fn ctrl_c_ends_the_program_and_the_shell_has_its_terminal() {
     terminal.types("echo code=$?\n");
     terminal.shows("code=130");
     assert_eq!(code(&["run", mark, "-n", "--", "true"]), Some(0), "it was released");
+}
+
+#[test]
+fn terminal_is_returned_to_a_shell_without_jobs() {
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    let name = unique();
+    let script = format!(
+        "{exe} run {name} -- sh -c 'read word; echo word=$word'; read line; echo line=$line"
+    );
+    let mut terminal = Terminal::start_with(&script);
+    terminal.types("one\n");
+    terminal.shows("word=one");
+    terminal.types("two\n");
+    terminal.shows("line=two");
 }
 
 #[test]

@@ -31,7 +31,7 @@ async fn child_that_a_signal_ends_gives_128_and_its_number() {
 }
 
 #[tokio::test]
-async fn program_that_is_missing_is_127_and_one_without_permission_126() {
+async fn missing_program_is_127_and_one_without_permission_126() {
     let server = Server::start();
     let folder = tempfile::tempdir().expect("a folder");
     let text = folder.path().join("text");
@@ -49,7 +49,7 @@ async fn program_that_is_missing_is_127_and_one_without_permission_126() {
 }
 
 #[tokio::test]
-async fn name_that_is_taken_is_124_or_the_code_that_was_asked_for() {
+async fn taken_name_is_124_or_the_code_that_was_asked_for() {
     let server = Server::start();
     let others = LeaseManager::connect(&server.url()).await.expect("a manager");
     let lease = lock(&others, "job").await;
@@ -120,12 +120,9 @@ async fn lease_that_is_lost_is_123_and_the_tree_is_gone() {
         let tree = Tree::new(deaf);
         let running = Running::start(run(&server.url(), &tree.words("job")));
         tree.grown().await;
-        assert!(
-            others.force_unlock("job", "a test").await.expect("an answer"),
-            "somebody holds it"
-        );
+        assert!(others.force_unlock("job", "a test").await.expect("an answer"), "it is held");
         let done = running.end().await.with(123);
-        assert!(done.err.contains("job"), "{done:?}");
+        assert!(done.err.contains("lost"), "{done:?}");
         assert!(tree.alive().is_empty(), "deaf: {deaf}");
     }
 }

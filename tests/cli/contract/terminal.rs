@@ -104,11 +104,11 @@ fn tree_line(tree: &Tree, name: &str, folder: &tempfile::TempDir) -> String {
 async fn program_reads_the_terminal_and_the_shell_gets_it_back() {
     let server = Server::start();
     let mut terminal = Terminal::open(&server.url()).await;
-    let script = r#"a=sk; printf "a$a "; read word; echo "go''t:$word""#;
+    let script = r#"a=sk; printf "a$a "; read word; echo "go""t:$word""#;
     terminal.enter(&run_line(&["job", "--", "sh", "-c", script]));
     terminal.shows("ask ").await;
     terminal.enter("blue");
-    terminal.shows("go''t:blue").await;
+    terminal.shows("got:blue").await;
     terminal.enter("echo co''de-$?");
     terminal.shows("code-0").await;
     // The shell was not stopped by its own read, and its job control works.

@@ -8,6 +8,7 @@
 
 mod checks;
 mod link;
+mod listing;
 mod pubsub;
 mod scripts;
 mod send;
@@ -21,14 +22,15 @@ use super::connect::remote::Replicas;
 use super::contract::mode::Kind;
 use super::{
     About, Acquire, Acquired, Annotate, Arrival, Capabilities, ConnectOptions, Describe, Ends,
-    ForceRelease, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, RenewCall, Renewal, Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store,
-    StoreFuture, Topic, Uptime, Wait, Wakeups, Want, failed,
+    ForceRelease, Inbox, Inspect, Inspection, Line, List, Mode, Name, Owner, Owners, Pages,
+    Release, Released, RenewBatch, RenewCall, Renewal, Renewed, Reserve, Reserved, Resize,
+    SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
 use checks::settings::Checkup;
+use listing::RedisPages;
 use pubsub::subscriptions::Subscriptions;
 use scripts::keys::Keys;
 use scripts::lock::Codec;
@@ -110,6 +112,7 @@ pub struct RedisStore {
     scripts: &'static Scripts,
     /// Those of the layout.
     can: Capabilities,
+    layout: Layout,
     /// The replicas that must confirm a grant before it counts.
     replicas: Option<Replicas>,
     /// `None` for a single server.
@@ -193,7 +196,7 @@ impl RedisStore {
         let sharded = routes.as_ref().is_some_and(|routes| routes.sharded);
         let scripts = Scripts::of(address.layout, sharded);
         let can = abilities(address.layout);
-        let replicas = address.replicas;
+        let (replicas, layout) = (address.replicas, address.layout);
         let connector = Connector {
             address,
             routes: routes.clone(),
@@ -231,6 +234,7 @@ impl RedisStore {
             reconnects,
             scripts,
             can,
+            layout,
             replicas,
             routes,
             routing: failing.disarm(),
@@ -400,6 +404,12 @@ impl Store for RedisStore {
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
         managers::owners(self, request).await
+    }
+
+    fn list(&self, request: List) -> Result<Box<dyn Pages>> {
+        let EngineCaller { connection, runtime } = self.caller.clone();
+        let keys = self.keys.clone();
+        Ok(Box::new(RedisPages::new(connection, keys, self.layout, runtime, request)))
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

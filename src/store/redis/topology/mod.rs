@@ -6,9 +6,11 @@
 //!   connections to its servers.
 //! - [`routes`] keeps the [`slot_map`] up to date: [`discover`] asks a cluster for it, and [`sentinels`] asks sentinels for the
 //!   primary, both by a [`survey`] of several servers.
+//! - [`walk`] goes over the keys of all servers.
 //! - [`runtimes`] gives each runtime what it has of its own.
 //!
-//! From outside, `send`, `pubsub` and `checks` use [`Connection`], [`Connector`], [`Destination`], [`routes`] and [`runtimes`].
+//! From outside, `send`, `pubsub` and `checks` use [`Connection`], [`Connector`], [`Destination`], [`routes`] and [`runtimes`], and
+//! `listing.rs` uses [`walk`].
 
 mod discover;
 pub(super) mod fleet;
@@ -18,6 +20,7 @@ pub(super) mod runtimes;
 mod sentinels;
 mod slot_map;
 mod survey;
+pub(super) mod walk;
 
 use super::link::address::Address;
 use super::link::errors::classify;

@@ -1,1 +1,3 @@
 //! Runs the command `leasehold` as a person would.
+
+mod look;

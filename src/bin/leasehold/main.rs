@@ -7,7 +7,11 @@
 mod connection;
 mod duration;
 mod exit;
+mod inspect;
+mod list;
+mod look;
 mod output;
+mod waiters;
 
 use clap::{Parser, Subcommand};
 use connection::Connection;
@@ -28,6 +32,9 @@ struct Cli {
 enum Command {
     /// Try the way to the store
     Ping,
+    List(list::ListArgs),
+    Inspect(inspect::InspectArgs),
+    Waiters(waiters::WaitersArgs),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +54,9 @@ fn execute(cli: Cli) -> Result<Exit, Failure> {
             leases.close().await.map_err(|error| Failure::new(error.to_string()))?;
             Ok(Exit::SUCCESS)
         }),
+        Command::List(args) => on_runtime(list::list(connection, args)),
+        Command::Inspect(args) => on_runtime(inspect::inspect(connection, args)),
+        Command::Waiters(args) => on_runtime(waiters::waiters(connection, args)),
     }
 }
 

@@ -113,7 +113,15 @@ impl Walk {
             let query = position.query;
             let asked = node.commands(&[Command::new("SCAN", words)], self.timeout).await;
             let reply = asked.and_then(|mut replies| replies.remove(0));
-            let reply = reply.map_err(|failure| node.at(classify(&failure)))?;
+            let reply = match reply {
+                Ok(reply) => reply,
+                Err(failure) => {
+                    if let Connection::Fleet(fleet) = &self.connection {
+                        fleet.routes().request_refresh();
+                    }
+                    return Err(node.at(classify(&failure)));
+                }
+            };
             // A cursor that was sent to a server which has restarted has skipped keys.
             if position.is_over(&self.connection) {
                 self.position = None;

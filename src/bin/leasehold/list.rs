@@ -19,9 +19,10 @@ const AT_ONCE: usize = 16;
 /// held for a moment only may be missing. On Redis the user needs `+scan +hscan`, and `+zrange` for semaphores.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ListArgs {
+    // Not called `prefix`, as the option of all subcommands is: clap would take the value of one for both.
     /// How the names begin
-    #[arg(value_name = "PREFIX", conflicts_with = "all", required_unless_present = "all")]
-    prefix: Option<String>,
+    #[arg(value_name = "PREFIX", conflicts_with = "all")]
+    beginning: Option<String>,
     /// List all names below --prefix. It reads all keys of the server
     #[arg(long)]
     all: bool,
@@ -35,7 +36,7 @@ pub(crate) struct ListArgs {
 
 /// Lists names. One that cannot be inspected is reported, and the others go on.
 pub(crate) async fn list(connection: Connection, args: ListArgs) -> Result<Exit, Failure> {
-    let prefix = args.prefix.unwrap_or_default();
+    let prefix = args.beginning.unwrap_or_default();
     if prefix.is_empty() && !args.all {
         let message = "an empty prefix is that of all names, for which the server reads all its keys: write --all for it";
         return Err(Failure::new(message));

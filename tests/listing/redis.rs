@@ -65,7 +65,7 @@ async fn kinds_are_shown_by_the_shape_of_the_keys() {
     ];
     assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind)).into());
     assert_eq!(names(&leases, "r").await, ["read", "redisson"]);
-    assert_eq!(names(&leases, "{t").await, ["{t}pool", "{tag}lock"]);
+    assert_eq!(names(&leases, "{t").await, ["{tag}lock", "{t}pool"]);
     // Without a prefix the auxiliary keys begin as all names do, and are none all the same.
     let bare = manager(&server, "").await;
     let found = names(&bare, "").await;

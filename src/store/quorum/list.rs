@@ -3,82 +3,109 @@
 use super::tally::majority;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Kind, List, Listed, Pages, Store};
+use crate::util::bound::within;
 use async_trait::async_trait;
+use std::pin::pin;
 use std::sync::Arc;
 
 /// The names at one node after the other. A name that a majority has is at one of any `nodes - majority + 1` of them, so
 /// that so many must answer to the end.
 pub(super) struct QuorumPages {
-    nodes: Vec<Arc<dyn Store>>,
+    nodes: Vec<NodeToRead>,
     request: List,
-    /// The index of the node whose pages are read.
-    node: usize,
+    /// Whether nodes that did not answer are asked again, because too few did.
+    again: bool,
+}
+
+struct NodeToRead {
+    store: Arc<dyn Store>,
     pages: Option<Box<dyn Pages>>,
-    /// How many nodes were read to the end.
-    read: usize,
-    /// Why the last of the others was not.
-    failure: Option<Error>,
+    progress: Progress,
+}
+
+enum Progress {
+    ToRead,
+    Read,
+    Failed(Error),
 }
 
 impl QuorumPages {
-    pub(super) fn new(nodes: Vec<Arc<dyn Store>>, request: List) -> Self {
-        Self { nodes, request, node: 0, pages: None, read: 0, failure: None }
+    pub(super) fn new(stores: impl Iterator<Item = Arc<dyn Store>>, request: List) -> Self {
+        let node = |store| NodeToRead { store, pages: None, progress: Progress::ToRead };
+        Self { nodes: stores.map(node).collect(), request, again: false }
     }
 
-    fn go_on(&mut self) {
-        self.node += 1;
-        self.pages = None;
+    fn read(&self) -> usize {
+        self.nodes.iter().filter(|node| matches!(node.progress, Progress::Read)).count()
     }
 
-    /// Returns the error of too few nodes, and begins again.
-    fn too_few(&mut self) -> Error {
-        let (read, nodes) = (self.read, self.nodes.len());
-        let needed = nodes - majority(nodes) + 1;
-        let why = self.failure.take();
-        *self = Self::new(std::mem::take(&mut self.nodes), self.request.clone());
+    /// Returns how many nodes must be read.
+    fn needed(&self) -> usize {
+        self.nodes.len() - majority(self.nodes.len()) + 1
+    }
+
+    /// Returns the error of too few nodes.
+    fn too_few(&self) -> Error {
+        let failures = self.nodes.iter().filter_map(|node| match &node.progress {
+            Progress::Failed(error) => Some(error.clone()),
+            Progress::ToRead | Progress::Read => None,
+        });
         let message = format!(
-            "only {read} of {nodes} nodes could be listed to the end, and {needed} are needed to see each name that a majority has"
+            "only {} of {} nodes could be listed to the end, and {} are needed to see each name that a majority has",
+            self.read(),
+            self.nodes.len(),
+            self.needed()
         );
-        match why {
+        match failures.last() {
             Some(why) => Error::new(why.kind(), format!("{message}: {why}")).with_source(why),
             None => Error::new(ErrorKind::Unavailable, message),
         }
     }
 }
 
+impl NodeToRead {
+    async fn next(&mut self, request: &List) -> Result<Option<Vec<Listed>>> {
+        let pages = match &mut self.pages {
+            Some(pages) => pages,
+            None => self.pages.insert(self.store.list(request.clone())?),
+        };
+        let page = within(request.timeout, pin!(pages.next())).await;
+        page.unwrap_or_else(|| Err(Error::silent()))
+    }
+}
+
 #[async_trait]
 impl Pages for QuorumPages {
+    /// Asks one node, so that one which does not answer takes no time of the others.
     async fn next(&mut self) -> Result<Option<Vec<Listed>>> {
-        loop {
-            let Some(node) = self.nodes.get(self.node) else {
-                let needed = self.nodes.len() - majority(self.nodes.len()) + 1;
-                return if self.read >= needed { Ok(None) } else { Err(self.too_few()) };
-            };
-            let page = match &mut self.pages {
-                Some(pages) => pages.next().await,
-                None => match node.list(self.request.clone()) {
-                    Ok(pages) => {
-                        self.pages = Some(pages);
-                        continue;
-                    }
-                    Err(error) => Err(error),
-                },
-            };
-            match page {
-                Ok(Some(mut names)) => {
-                    // A quorum has none.
-                    names.retain(|listed| listed.kind != Kind::Semaphore);
-                    return Ok(Some(names));
-                }
-                Ok(None) => {
-                    self.read += 1;
-                    self.go_on();
-                }
-                Err(error) => {
-                    self.failure = Some(error);
-                    self.go_on();
+        let is_enough = self.read() >= self.needed();
+        let to_read = |node: &&mut NodeToRead| matches!(node.progress, Progress::ToRead);
+        let Some(node) = self.nodes.iter_mut().find(to_read) else {
+            if is_enough {
+                return Ok(None);
+            }
+            let error = self.too_few();
+            self.again = true;
+            let failed = |node: &&mut NodeToRead| matches!(node.progress, Progress::Failed(_));
+            self.nodes.iter_mut().filter(failed).for_each(|node| node.progress = Progress::ToRead);
+            return Err(error);
+        };
+        match node.next(&self.request).await {
+            Ok(Some(mut names)) => {
+                // A quorum has none.
+                names.retain(|listed| listed.kind != Kind::Semaphore);
+                return Ok(Some(names));
+            }
+            Ok(None) => node.progress = Progress::Read,
+            Err(error) => {
+                node.pages = None;
+                node.progress = Progress::Failed(error);
+                // Otherwise nobody would see that it still does not answer.
+                if self.again && !is_enough {
+                    return Err(self.too_few());
                 }
             }
         }
+        Ok(Some(Vec::new()))
     }
 }

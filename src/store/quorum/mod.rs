@@ -341,7 +341,7 @@ impl Store for Quorum {
 
     /// Returns the names at any node: those that only a minority has, too.
     fn list(&self, request: List) -> Result<Box<dyn Pages>> {
-        let nodes = self.inner.nodes.iter().map(|node| Arc::clone(&node.store)).collect();
+        let nodes = self.inner.nodes.iter().map(|node| Arc::clone(&node.store));
         Ok(Box::new(list::QuorumPages::new(nodes, request)))
     }
 

@@ -89,7 +89,9 @@ impl Pages for RedisPages {
 /// Adds to a refusal what is missing.
 fn explain(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Denied => {
+        ErrorKind::Denied
+            if ["scan'", "zrange'"].iter().any(|word| error.message().contains(word)) =>
+        {
             let message = format!("{}; {NEEDED}", error.message());
             error.with_message(message)
         }

@@ -160,3 +160,45 @@ async fn waiters_are_shown_in_their_order() {
     drop(held);
     eventually(LONG, || waiting.iter().all(|waiting| waiting.is_finished())).await;
 }
+
+/// Lists, inspects, and asks for the waiters of what is held at a URL.
+async fn look_at(url: &str) -> Output {
+    let leases = builder().ttl(Duration::from_secs(6)).connect(url).await.expect("a manager");
+    let held = (
+        leases.lock("a:{1}").lock().await.expect("a lease"),
+        leases.lock("a:{2}").lock().await.expect("a lease"),
+        leases.rw_lock("a:{3}").write().await.expect("a lease"),
+    );
+    let found = objects(&leasehold(url, &["list", "a:", "--json"]).await);
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert!(found.iter().all(|object| object["holders"][0]["owner"]["service"] == "billing"));
+    let output = leasehold(url, &["inspect", "a:{3}"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("write"), "{}", text(&output.stdout));
+    assert_eq!(leasehold(url, &["inspect", "a:free"]).await.status.code(), Some(1));
+    let waiters = leasehold(url, &["waiters", "a:{1}"]).await;
+    drop(held);
+    waiters
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_is_looked_at_as_one_server() {
+    let cluster = kit::Cluster::start();
+    assert_eq!(look_at(&cluster.url()).await.status.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quorum_has_no_line_and_all_else() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    // The nodes count once they are older than a time to live.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let waiters = look_at(&servers.each_ref().map(Server::url).join(",")).await;
+    assert_eq!(waiters.status.code(), Some(125));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zookeeper_has_no_line_and_all_else() {
+    let servers = kit::zookeeper::ZooKeeper::start();
+    let waiters = look_at(&servers.url()).await;
+    assert_eq!(waiters.status.code(), Some(125));
+}

@@ -100,7 +100,7 @@ impl Pages for QuorumPages {
             Err(error) => {
                 node.pages = None;
                 node.progress = Progress::Failed(error);
-                // Otherwise nobody would see that it still does not answer.
+                // Otherwise the caller would not see that it still does not answer.
                 if self.again && !is_enough {
                     return Err(self.too_few());
                 }

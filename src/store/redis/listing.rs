@@ -206,7 +206,8 @@ fn of_hash(reply: Reply) -> Option<Kind> {
     let [cursor, words] = <[Reply; 2]>::try_from(reply.list()?).ok()?;
     let is_whole = cursor.text()? == "0";
     let words = words.list()?;
-    let (mut holders, mut has_mode) = (0, false);
+    let mut holders = 0;
+    let mut has_mode = false;
     for field in words.into_iter().step_by(2) {
         let field = field.text()?;
         if field == "mode" {

@@ -196,7 +196,8 @@ impl RedisStore {
         let sharded = routes.as_ref().is_some_and(|routes| routes.sharded);
         let scripts = Scripts::of(address.layout, sharded);
         let can = abilities(address.layout);
-        let (replicas, layout) = (address.replicas, address.layout);
+        let replicas = address.replicas;
+        let layout = address.layout;
         let connector = Connector {
             address,
             routes: routes.clone(),

@@ -105,10 +105,10 @@ impl Walk {
                 continue;
             }
             let Query { pattern, of_type } = query.clone();
-            let (size, of_type) = (self.page_size.to_string(), of_type.to_owned());
+            let size = self.page_size.to_string();
             let [matching, count, ty] = ["MATCH", "COUNT", "TYPE"].map(str::to_owned);
             let cursor = position.cursor.clone();
-            let words = [cursor, matching, pattern, count, size, ty, of_type];
+            let words = [cursor, matching, pattern, count, size, ty, of_type.to_owned()];
             let node = position.node.clone();
             let query = position.query;
             let asked = node.commands(&[Command::new("SCAN", words)], self.timeout).await;

@@ -33,7 +33,8 @@ impl ZooKeeperPages {
 #[async_trait]
 impl Pages for ZooKeeperPages {
     async fn next(&mut self) -> Result<Option<Vec<Listed>>> {
-        let (recipe, timeout) = (Arc::clone(&self.recipe), self.request.timeout);
+        let recipe = Arc::clone(&self.recipe);
+        let timeout = self.request.timeout;
         let names = match &mut self.names {
             Some(names) => names,
             None => {

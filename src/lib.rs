@@ -164,6 +164,7 @@
 //!   [`Owner`] the process.
 //! - An [`Observer`] (a callback) or [`Events`] (a stream) receives each [`Event`]; its [`EventKind`] says what happened.
 //!   [`Stats`] has the counts, [`Health`] says whether a manager works, and a [`Holding`] is one hold of a manager.
+//! - A [`Listing`] is a stream of the names that are in use, each [`Listed`] with its [`Kind`].
 //!   [`Metrics`] is an observer.
 //! - [`store::Store`] is the interface to a store; implement it for a store of your own.
 //!
@@ -219,7 +220,7 @@ pub use locks::once::{Job, Once};
 pub use locks::rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
 pub use locks::semaphore::{Permit, Semaphore, Usage};
 pub use locks::slots::{Slot, Slots};
-pub use manager::{Builder, CloseError, Holding, LeaseManager};
+pub use manager::{Builder, CloseError, Holding, LeaseManager, Listing};
 #[cfg(feature = "metrics")]
 pub use observe::metrics::Metrics;
 pub use observe::{
@@ -228,8 +229,8 @@ pub use observe::{
 };
 pub use store::{
     Act, Check, Closed, Credentials, CredentialsProvider, CredentialsRequest, Finding, HolderId,
-    HolderInfo, Layout, Mark, Metadata, Mode, Note, Owner, PasswordFile, Preflight, TlsLibrary,
-    Unfit, Verdict, WaitingManager,
+    HolderInfo, Kind, Layout, Listed, Mark, Metadata, Mode, Note, Owner, PasswordFile, Preflight,
+    TlsLibrary, Unfit, Verdict, WaitingManager,
 };
 pub use tokio_util::sync::CancellationToken;
 

@@ -4,10 +4,12 @@ mod builder;
 mod close_error;
 mod connect;
 mod holding;
+mod listing;
 
 pub use builder::Builder;
 pub use close_error::CloseError;
 pub use holding::Holding;
+pub use listing::Listing;
 
 use crate::engine::{CloseOutcome, Engine, calls, close, describe, presence, report, revoke};
 use crate::error::Result;
@@ -355,6 +357,37 @@ impl LeaseManager {
         let mut holders = calls::inspect(core, &Name::new(name.as_ref())?).await?.into_holders();
         presence::resolve(core, &mut holders).await;
         Ok(holders)
+    }
+
+    /// Returns a stream of the names that are in use and begin with `prefix`, in this process or any other. An empty text asks
+    /// for all names below the [prefix of the manager](Builder::prefix).
+    ///
+    /// It sends nothing before it is polled, and then one small request after the other, so that neither the store nor this
+    /// process is busy with it for long: see [`page_size`](Listing::page_size). Ask about each name by
+    /// [`holders`](LeaseManager::holders) to learn more. [`Listing`] says what the answer is worth: use it for people and
+    /// dashboards, not for decisions. On Redis the user needs the [permissions for
+    /// listing](crate::guide::redis#permissions).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.lock("orders:42").lock().await?;
+    /// let mut names = leases.list("orders:");
+    /// while let Some(listed) = names.next().await {
+    ///     let name = listed?.name;
+    ///     if let Some(holder) = leases.inspect(name.as_str()).await? {
+    ///         println!("{name} is held by {}", holder.holder);
+    ///     }
+    /// }
+    /// # drop(lease);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "scan")]
+    #[doc(alias = "keys")]
+    pub fn list(&self, prefix: impl Into<String>) -> Listing {
+        Listing::new(Arc::clone(&self.engine), prefix.into())
     }
 
     /// Returns the managers that wait for `name` by [`fair_lock`](LeaseManager::fair_lock), the oldest first.

@@ -26,10 +26,11 @@ pub use connect::preflight::{Preflight, Unfit};
 pub use connect::tls::TlsLibrary;
 pub use contract::capabilities::{Capabilities, Line};
 pub use contract::keep::{Closed, Keep, Mark};
+pub use contract::list::{List, Listed, Pages};
 pub(crate) use contract::metadata::manager_of;
 pub use contract::metadata::{Annotate, Describe, Metadata, Owner, Owners};
 pub(crate) use contract::mode::IDLE_SEMAPHORE;
-pub use contract::mode::Mode;
+pub use contract::mode::{Kind, Mode};
 pub(crate) use contract::name::NameMap;
 pub use contract::name::{HolderId, Name};
 pub(crate) use contract::note::steal_by_force;
@@ -330,6 +331,19 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Err(Describe::unsupported())
     }
 
+    /// Returns the names that are in use and begin with a text, page by page. Sends nothing: the [pages](Pages::next) do.
+    ///
+    /// The answer is no snapshot. A name that has a holder from before the first page to after the last one is in it, at least
+    /// once. A name whose last hold ends or expires meanwhile, or did a moment ago, may be in it.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store that does not know its names, as this default does.
+    fn list(&self, request: List) -> Result<Box<dyn Pages>> {
+        let _ = request;
+        Err(List::unsupported())
+    }
+
     /// Deletes all holds of a name and wakes waiters. Returns whether there were any.
     ///
     /// If the request names a [holder](ForceRelease::from), it does nothing unless that one holds the name: both in one
@@ -501,6 +515,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
         (**self).owners(request).await
+    }
+
+    fn list(&self, request: List) -> Result<Box<dyn Pages>> {
+        (**self).list(request)
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

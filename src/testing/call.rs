@@ -36,6 +36,8 @@ pub enum Call {
     Leave,
     /// [`Store::subscribe`](crate::store::Store::subscribe) to releases
     Subscribe,
+    /// [`Pages::next`](crate::store::Pages::next) of [`Store::list`](crate::store::Store::list)
+    List,
     /// [`Store::uptime`](crate::store::Store::uptime)
     Uptime,
     /// [`Store::reserve`](crate::store::Store::reserve)
@@ -46,7 +48,7 @@ pub enum Call {
 
 impl Call {
     /// All kinds.
-    pub const ALL: [Call; 19] = [
+    pub const ALL: [Call; 20] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
@@ -63,6 +65,7 @@ impl Call {
         Call::Line,
         Call::Leave,
         Call::Subscribe,
+        Call::List,
         Call::Uptime,
         Call::Reserve,
         Call::Close,

@@ -12,6 +12,7 @@ mod fences;
 mod holds;
 mod keep;
 mod line;
+mod list;
 mod metadata;
 mod modes;
 mod party;
@@ -25,6 +26,7 @@ pub use fences::*;
 pub use holds::*;
 pub use keep::*;
 pub use line::*;
+pub use list::*;
 pub use metadata::*;
 pub use modes::*;
 pub use permits::*;
@@ -93,6 +95,7 @@ macro_rules! conformance_suite {
             metadata_wakes_observers
             metadata_of_a_shared_name_is_refused
             description_of_a_manager_is_kept_until_it_is_deleted
+            names_in_use_are_listed
             deleted_hold_is_gone
             forced_release_ends_any_hold
             last_release_wakes_a_waiter

@@ -6,8 +6,9 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, ForceRelease, Inbox, Inspect,
-    Inspection, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Renewed, Reserve,
-    Reserved, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
+    Inspection, List, Listed, Name, Owner, Owners, Pages, Release, Released, RenewBatch, RenewCall,
+    Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime,
+    Wait, Wakeups, Want,
 };
 use crate::util::sync::{Mutex, MutexGuard};
 use async_trait::async_trait;
@@ -263,6 +264,27 @@ impl<S: Store + ?Sized> FaultyStore<S> {
     }
 }
 
+/// The pages of a store, with faults. A page changes nothing, so it makes no difference whether one that fails was read.
+struct FaultyPages {
+    faults: Faults,
+    pages: Box<dyn Pages>,
+}
+
+#[async_trait]
+impl Pages for FaultyPages {
+    async fn next(&mut self) -> Result<Option<Vec<Listed>>> {
+        match self.faults.meet(Call::List, &[]) {
+            None => {}
+            Some(Fault::Fail(error)) => return Err(error),
+            Some(Fault::Panic) => panic!("the store was told to panic"),
+            Some(Fault::Hang | Fault::HoldReply) => self.faults.healed().await,
+            Some(Fault::LoseReply | Fault::RunLate) => return Err(lost()),
+            Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
+        }
+        self.pages.next().await
+    }
+}
+
 /// Makes a grant that left no later than `before`.
 fn backdated(reply: Acquired, before: Instant) -> Acquired {
     match reply {
@@ -376,6 +398,12 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
         let fault = self.faults.meet(Call::Owners, &[]);
         self.call(fault, |inner| async move { inner.owners(request).await }).await
+    }
+
+    /// Returns the pages of the store that it wraps; a fault strikes each of them.
+    fn list(&self, request: List) -> Result<Box<dyn Pages>> {
+        let pages = self.inner.list(request)?;
+        Ok(Box::new(FaultyPages { faults: self.faults.clone(), pages }))
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

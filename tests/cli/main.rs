@@ -4,6 +4,7 @@
 mod contract;
 mod doctor;
 mod hold;
+mod look;
 mod run;
 
 use kit::Server;

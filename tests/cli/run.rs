@@ -226,7 +226,7 @@ fn lost_lease_sends_the_chosen_signal_first() {
 fn program_has_its_lease_in_the_environment() {
     let name = &unique();
     let script =
-        "echo $LEASEHOLD_NAME $LEASEHOLD_HELD $LEASEHOLD_TOKEN; echo ${LEASEHOLD_SLOT-none}; env";
+        "echo $LEASEHOLD_NAME $LEASEHOLD_HELD $LEASEHOLD_HOLDER; echo ${LEASEHOLD_SLOT-none}; env";
     let text = stdout(&output(&["run", name, "--", "sh", "-c", script]));
     let variable = |variable: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
@@ -235,7 +235,7 @@ fn program_has_its_lease_in_the_environment() {
     let fence: u64 = variable("LEASEHOLD_FENCE").parse().expect("a number");
     assert_eq!(variable("LEASEHOLD_NAME"), *name);
     assert_eq!(variable("LEASEHOLD_HELD"), format!("{name}={fence}"));
-    assert!(variable("LEASEHOLD_TOKEN").contains(':'), "{text}");
+    assert!(variable("LEASEHOLD_HOLDER").contains(':'), "{text}");
     assert_eq!(text.lines().nth(1), Some("none"));
     assert_eq!(variable("LEASEHOLD_URL"), SERVER.url());
     let slot = ["run", &unique(), "--slot=1", "--", "sh", "-c", "echo $LEASEHOLD_SLOT"];

@@ -52,7 +52,7 @@ fn once_more(times: &AtomicUsize) -> bool {
 impl Store for Broken {
     kit::delegate_store! { store:
         clock capabilities resize inspect annotate describe owners force_release
-        subscribe reconnects want inbox guard_key reserve
+        subscribe reconnects want inbox guard_key reserve list
     }
 
     fn shard(&self, name: &Name) -> usize {

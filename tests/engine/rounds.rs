@@ -138,7 +138,7 @@ impl Counting {
 impl Store for Counting {
     kit::delegate_store! { store:
         clock acquire acquire_all is_atomic release resize inspect annotate describe
-        owners force_release subscribe reconnects want inbox reserve
+        owners force_release subscribe reconnects want inbox reserve list
     }
 
     fn capabilities(&self) -> Capabilities {

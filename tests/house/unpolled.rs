@@ -21,6 +21,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("Lease::note", "its caller still has the lease"),
     ("Lease::run", "its caller still has the lease"),
     ("Lease::wanted", "it keeps no name"),
+    ("Listing::next", "it keeps no name"),
     ("MultiLease::lost", "it keeps no name"),
     ("MultiLease::run", "its caller still has the lease"),
     ("Semaphore::resize", "it keeps no permit"),

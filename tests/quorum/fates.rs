@@ -78,7 +78,7 @@ impl Fated {
 impl Store for Fated {
     kit::delegate_store! { node:
         clock capabilities shard is_atomic resize inspect annotate describe owners
-        force_release subscribe reconnects want inbox guard_key reserve
+        force_release subscribe reconnects want inbox guard_key reserve list
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {

@@ -65,7 +65,7 @@ impl Store for Steady {
     kit::delegate_store! { 0:
         clock capabilities shard acquire acquire_all is_atomic release renew resize
         inspect annotate describe owners force_release subscribe reconnects want inbox
-        guard_key
+        guard_key list
     }
 
     async fn uptime(&self, timeout: Duration) -> Result<Uptime, Error> {

@@ -9,7 +9,10 @@ mod doctor;
 mod duration;
 mod exit;
 mod hold;
+mod inspect;
 mod leader;
+mod list;
+mod look;
 mod output;
 mod pages;
 #[cfg_attr(not(target_os = "linux"), path = "run/elsewhere.rs")]
@@ -17,6 +20,7 @@ mod run;
 mod signals;
 mod unlock;
 mod wait;
+mod waiters;
 
 use clap::{Parser, Subcommand};
 use connection::Connection;
@@ -38,11 +42,14 @@ enum Command {
     Run(run::Run),
     Hold(hold::Hold),
     Wait(wait::Wait),
-    Unlock(unlock::Unlock),
     Leader(leader::ShowLeader),
+    List(list::ListArgs),
+    Inspect(inspect::InspectArgs),
+    Waiters(waiters::WaitersArgs),
+    Unlock(unlock::Unlock),
+    Doctor(doctor::Doctor),
     Completions(pages::Completions),
     Man(pages::Man),
-    Doctor(doctor::Doctor),
 }
 
 fn main() -> ExitCode {
@@ -70,6 +77,9 @@ fn execute(cli: Cli) -> Result<Exit, Failure> {
         Command::Run(run) => run.execute(&connection),
         Command::Hold(hold) => on_runtime(hold.execute(&connection)),
         Command::Wait(wait) => on_runtime(wait.execute(&connection)),
+        Command::List(args) => on_runtime(list::list(connection, args)),
+        Command::Inspect(args) => on_runtime(inspect::inspect(connection, args)),
+        Command::Waiters(args) => on_runtime(waiters::waiters(connection, args)),
         Command::Unlock(unlock) => on_runtime(unlock.execute(&connection)),
         Command::Leader(leader) => on_runtime(leader.execute(&connection)),
         Command::Completions(completions) => completions.execute(),

@@ -25,7 +25,47 @@ pub(crate) fn line(text: &str) -> Result<(), Failure> {
 
 /// Prints an object in a line.
 pub(crate) fn object(object: Map<String, Value>) -> Result<(), Failure> {
-    line(&Value::Object(object).to_string())
+    line(&without_controls(&Value::Object(object).to_string()))
+}
+
+/// Writes the control characters that JSON leaves as they are as JSON writes the others. They stand in texts alone.
+fn without_controls(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for char in json.chars() {
+        if acts_on_terminal(char) {
+            text.push_str(&format!("\\u{:04x}", u32::from(char)));
+        } else {
+            text.push(char);
+        }
+    }
+    text
+}
+
+/// Returns a text that a terminal shows as it is, in one line: control characters are escaped.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for char in text.chars() {
+        if acts_on_terminal(char) {
+            shown.extend(char.escape_unicode());
+        } else {
+            shown.push(char);
+        }
+    }
+    shown
+}
+
+/// Returns whether a character does something other than to show itself: control characters, breaks of lines, and those that
+/// change the direction of what follows, by which a name could look like another one.
+fn acts_on_terminal(char: char) -> bool {
+    let directs =
+        matches!(char, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    char.is_control() || directs || matches!(char, '\u{2028}' | '\u{2029}')
+}
+
+/// Asks on the standard error, without a line break.
+pub(crate) fn ask(question: &str) {
+    let mut stderr = io::stderr();
+    let _ = write!(stderr, "leasehold: {question}").and_then(|()| stderr.flush());
 }
 
 /// A table whose columns are as wide as their longest entry.
@@ -48,6 +88,11 @@ impl Table {
         self.lines().iter().try_for_each(|text| line(text))
     }
 
+    /// Returns how many columns of a terminal it takes, for characters that take one.
+    pub(crate) fn width(&self) -> usize {
+        self.lines().iter().map(|line| line.chars().count()).max().unwrap_or_default()
+    }
+
     fn lines(&self) -> Vec<String> {
         let header = self.header.iter().map(|word| (*word).to_owned()).collect();
         let rows: Vec<&Vec<String>> = std::iter::once(&header).chain(&self.rows).collect();
@@ -63,44 +108,15 @@ impl Table {
     }
 }
 
-/// Asks on the standard error, without a line break.
-pub(crate) fn ask(question: &str) {
-    let mut stderr = io::stderr();
-    let _ = write!(stderr, "leasehold: {question}").and_then(|()| stderr.flush());
-}
-
-/// Returns a text of the store, which anyone may have written there, without the control characters that a terminal obeys.
-pub(crate) fn printable(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() || is_invisible(c) {
-            safe.extend(c.escape_default());
-        } else {
-            safe.push(c);
-        }
-    }
-    safe
-}
-
-/// Returns whether a character changes the direction of text, or is not seen.
-fn is_invisible(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_are_escaped() {
-        assert_eq!(printable("a\u{1b}[2Jb\n\u{202e}c é"), "a\\u{1b}[2Jb\\n\\u{202e}c é");
-    }
-
-    #[test]
-    fn columns_are_as_wide_as_their_longest_entry() {
-        let mut table = Table::new(&["NAME", "AGE"]);
-        table.row(vec!["orders:42".to_owned(), "1.0s".to_owned()]);
-        table.row(vec!["x".to_owned(), String::new()]);
-        assert_eq!(table.lines(), ["NAME       AGE", "orders:42  1.0s", "x"]);
+    fn no_character_acts_on_a_terminal() {
+        assert_eq!(printable("a\u{9b}2J\n\u{202e}é☕"), "a\\u{9b}2J\\u{a}\\u{202e}é☕");
+        let json = without_controls(&Value::from("a\u{9b}\x1b\"\u{202e}é").to_string());
+        assert_eq!(json, r#""a\u009b\u001b\"\u202eé""#);
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), "a\u{9b}\x1b\"\u{202e}é");
     }
 }

@@ -8,8 +8,8 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
     About, Acquire, Acquired, Arrival, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
-    Inspection, Line, Mode, Name, Note, Reason, Release, Released, Resize, SetVerdicts,
-    StoreFuture, Target, Wait, WaitingManager, Wakeups, Want, failed,
+    Inspection, Line, List, Listed, Mode, Name, Note, Pages, Reason, Release, Released, Resize,
+    SetVerdicts, StoreFuture, Target, Wait, WaitingManager, Wakeups, Want, failed,
 };
 use crate::util::bound::within;
 use crate::util::trace;
@@ -19,6 +19,9 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 use tracing::Level;
+
+/// The time between two tries to read a page of a listing.
+const LIST_AGAIN: Duration = Duration::from_millis(200);
 
 /// Ends the hand-offs of a semaphore that may have become smaller.
 struct Shrinks<'a> {
@@ -182,6 +185,26 @@ pub(crate) async fn waiters(core: &Core, name: &Name) -> Result<Vec<WaitingManag
     let request = Inspect::new(Target::exclusive(name.clone()), core.timing.attempt);
     let request = request.with_about(About::Line);
     Ok(ask(core, || core.store.inspect(request)).await?.line)
+}
+
+/// Asks the store for the names that are in use, which sends nothing yet.
+pub(crate) fn list(core: &Core, request: List) -> Result<Box<dyn Pages>> {
+    catch_unwind(AssertUnwindSafe(|| core.store.list(request))).unwrap_or_else(|_| Err(panicked()))
+}
+
+/// Reads the next page of them. While the store does not answer, it is tried again, until one time to live has passed: for as
+/// long as a failover takes.
+pub(crate) async fn next_page(core: &Core, pages: &mut dyn Pages) -> Result<Option<Vec<Listed>>> {
+    let until = core.now() + core.timing.ttl;
+    loop {
+        core.life.check()?;
+        match ask(core, || pages.next()).await {
+            Err(error) if error.is_unavailable() && core.now() < until => {
+                core.clock().sleep_until(core.now() + LIST_AGAIN).await;
+            }
+            page => return page,
+        }
+    }
 }
 
 /// Makes a request and awaits it for two attempts at most. Whatever the store does, the call of a user ends then.

@@ -3,6 +3,7 @@
 
 pub(super) mod capabilities;
 pub(super) mod keep;
+pub(super) mod list;
 pub(crate) mod metadata;
 pub(super) mod mode;
 pub(super) mod name;

@@ -35,9 +35,13 @@ pub(crate) const IDLE_SEMAPHORE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a name is used as. Only modes of one kind share a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+#[non_exhaustive]
+pub enum Kind {
+    /// An exclusive lock: [`Mode::Exclusive`].
     Lock,
+    /// A read-write lock: [`Mode::Read`] and [`Mode::Write`].
     ReadWrite,
+    /// A semaphore: [`Mode::Permits`].
     Semaphore,
 }
 

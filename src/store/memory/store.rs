@@ -6,9 +6,9 @@ use crate::clock::Clock;
 use crate::error::Result;
 use crate::store::{
     About, Acquire, Acquired, Annotate, Capabilities, Closed, Describe, Ends, ForceRelease,
-    HolderInfo, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, RenewCall, Renewed, Reserve, Reserved, Resize, SetVerdicts, Store, StoreFuture,
-    Topic, Uptime, Wait, Wakeups, Want,
+    HolderInfo, Inbox, Inspect, Inspection, Kind, Line, List, Listed, Mode, Name, Owner, Owners,
+    Pages, Release, Released, RenewBatch, RenewCall, Renewed, Reserve, Reserved, Resize,
+    SetVerdicts, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -123,6 +123,17 @@ impl Store for MemoryStore {
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
         self.at_once(|state, now| Ok(metadata::owners(state, &request, now))).await
+    }
+
+    /// Looks at all names at once, with the memory locked meanwhile.
+    fn list(&self, request: List) -> Result<Box<dyn Pages>> {
+        let now = self.clock.now();
+        let state = self.lock();
+        let held = state.holds.iter().filter(|(_, entry)| entry.expires > now);
+        let locks = held.map(|(name, _)| Listed::new(name.clone(), Kind::Lock));
+        let held = state.shared.iter().filter(|(_, shared)| shared.len(now) > 0);
+        let shared = held.map(|(name, shared)| Listed::new(name.clone(), shared.kind));
+        Ok(request.pages(locks.chain(shared)))
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

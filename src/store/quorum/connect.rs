@@ -10,8 +10,8 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::connect::preflight::Unfit;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Describe, ForceRelease, Inbox, Inspect, Inspection,
-    Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall, Reserve, Reserved, Resize,
-    SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, failed,
+    List, Mode, Name, Owner, Owners, Pages, Release, Released, RenewBatch, RenewCall, Reserve,
+    Reserved, Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait, Wakeups, Want, failed,
 };
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -366,6 +366,10 @@ impl Store for PendingNode {
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
         self.get()?.owners(request).await
+    }
+
+    fn list(&self, request: List) -> Result<Box<dyn Pages>> {
+        self.get()?.list(request)
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

@@ -6,6 +6,7 @@ mod connect;
 mod convert;
 mod holds;
 mod inspect;
+mod list;
 mod metadata;
 mod node;
 mod node_modes;
@@ -21,9 +22,9 @@ pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, Describe, Ends, Fencing, ForceRelease, Inbox,
-    Inspect, Inspection, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall,
-    Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime, Wait,
-    Wakeups, Want, steal_by_force, surely_kept,
+    Inspect, Inspection, List, Mode, Name, Owner, Owners, Pages, Release, Released, RenewBatch,
+    RenewCall, Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store, StoreFuture, Uptime,
+    Wait, Wakeups, Want, steal_by_force, surely_kept,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
@@ -336,6 +337,12 @@ impl Store for Quorum {
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
         metadata::owners(&self.inner, request).await
+    }
+
+    /// Returns the names at any node: those that only a minority has, too.
+    fn list(&self, request: List) -> Result<Box<dyn Pages>> {
+        let nodes = self.inner.nodes.iter().map(|node| Arc::clone(&node.store));
+        Ok(Box::new(list::QuorumPages::new(nodes, request)))
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

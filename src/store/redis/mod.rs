@@ -8,6 +8,7 @@
 
 mod checks;
 mod link;
+mod listing;
 mod pubsub;
 mod scripts;
 mod send;
@@ -22,14 +23,15 @@ use super::connect::remote::Replicas;
 use super::contract::mode::Kind;
 use super::{
     About, Acquire, Acquired, Annotate, Arrival, Capabilities, ConnectOptions, Describe, Ends,
-    ForceRelease, Inbox, Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released,
-    RenewBatch, RenewCall, Renewal, Renewed, Reserve, Reserved, Resize, SetVerdicts, Signal, Store,
-    StoreFuture, Topic, Uptime, Wait, Wakeups, Want, failed,
+    ForceRelease, Inbox, Inspect, Inspection, Line, List, Mode, Name, Owner, Owners, Pages,
+    Release, Released, RenewBatch, RenewCall, Renewal, Renewed, Reserve, Reserved, Resize,
+    SetVerdicts, Signal, Store, StoreFuture, Topic, Uptime, Wait, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
 use checks::settings::Checkup;
+use listing::RedisPages;
 use pubsub::subscriptions::Subscriptions;
 use scripts::keys::Keys;
 use scripts::lock::Codec;
@@ -111,6 +113,7 @@ pub struct RedisStore {
     scripts: &'static Scripts,
     /// Those of the layout.
     can: Capabilities,
+    layout: Layout,
     /// The replicas that must confirm a grant before it counts.
     replicas: Option<Replicas>,
     /// `None` for a single server.
@@ -210,6 +213,7 @@ impl RedisStore {
         let scripts = Scripts::of(address.layout, sharded);
         let can = abilities(address.layout);
         let replicas = address.replicas;
+        let layout = address.layout;
         let connector = Connector {
             address,
             routes: routes.clone(),
@@ -247,6 +251,7 @@ impl RedisStore {
             reconnects,
             scripts,
             can,
+            layout,
             replicas,
             routes,
             routing: failing.disarm(),
@@ -412,6 +417,12 @@ impl Store for RedisStore {
 
     async fn owners(&self, request: Owners) -> Result<Vec<Option<Owner>>> {
         managers::owners(self, request).await
+    }
+
+    fn list(&self, request: List) -> Result<Box<dyn Pages>> {
+        let EngineCaller { connection, runtime } = self.caller.clone();
+        let keys = self.keys.clone();
+        Ok(Box::new(RedisPages::new(connection, keys, self.layout, runtime, request)))
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

@@ -17,14 +17,16 @@ pub(crate) use session::examine::examine;
 use super::connect::options::in_task;
 use super::{
     About, Acquire, Acquired, Annotate, Capabilities, ConnectOptions, Describe, Ends, ForceRelease,
-    Inspect, Inspection, Line, Mode, Name, Owner, Owners, Release, Released, RenewBatch, RenewCall,
-    Renewed, Resize, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
+    Inspect, Inspection, Line, List, Mode, Name, Owner, Owners, Pages, Release, Released,
+    RenewBatch, RenewCall, Renewed, Resize, Signal, Store, StoreFuture, Target, Topic, Uptime,
+    Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
 use lock::holds::Holds;
+use lock::list::ZooKeeperPages;
 use lock::recipe::Recipe;
 use lock::waiter::Waiter;
 use lock::{acquire, inspect, metadata, renew};
@@ -286,6 +288,11 @@ impl Store for ZooKeeperStore {
             in_time(limit, metadata::owners(&recipe, &request)).await
         })
         .await
+    }
+
+    fn list(&self, request: List) -> Result<Box<dyn Pages>> {
+        let recipe = Arc::clone(&self.recipe);
+        Ok(Box::new(ZooKeeperPages::new(recipe, self.runtime.clone(), request)))
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

@@ -70,6 +70,14 @@ macro_rules! delegate_store {
             self.$store.guard_key(name)
         }
     };
+    (@list $store:tt) => {
+        fn list(
+            &self,
+            request: ::leasehold::store::List,
+        ) -> ::leasehold::Result<Box<dyn ::leasehold::store::Pages>> {
+            self.$store.list(request)
+        }
+    };
     (@resize $store:tt) => { $crate::delegate_store!(@async resize $store Resize, Option<u32>); };
     (@inspect $store:tt) => {
         $crate::delegate_store!(@async inspect $store Inspect, ::leasehold::store::Inspection);

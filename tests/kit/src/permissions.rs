@@ -22,6 +22,11 @@ pub fn of_elections() -> Vec<&'static str> {
     words("Elections, labels and `describe_now` need also `", "`")
 }
 
+/// What a listing needs beside these and, for semaphores, those of shared names.
+pub fn of_listing() -> Vec<&'static str> {
+    words("Listing needs also `", "`")
+}
+
 /// What a cluster needs beside these.
 pub fn of_a_cluster() -> Vec<&'static str> {
     words("In a cluster also `", "`")

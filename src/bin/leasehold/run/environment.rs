@@ -15,7 +15,7 @@ pub(super) fn set(command: &mut Command, entries: &[Entry], slot: Option<u32>) {
         |part: &dyn Fn(&Entry) -> String| entries.iter().map(part).collect::<Vec<_>>().join(",");
     command.env("LEASEHOLD_NAME", list(&|entry| entry.name.clone()));
     command.env("LEASEHOLD_FENCE", list(&fence));
-    command.env("LEASEHOLD_TOKEN", list(&|entry| entry.token.clone()));
+    command.env("LEASEHOLD_HOLDER", list(&|entry| entry.token.clone()));
     match slot {
         Some(slot) => command.env("LEASEHOLD_SLOT", slot.to_string()),
         None => command.env_remove("LEASEHOLD_SLOT"),

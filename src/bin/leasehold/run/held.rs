@@ -189,6 +189,11 @@ async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<He
         let lease = ask!(lock: try_read, read_timeout, read);
         return Ok(lease.map(|lease| one(lease.into_lease())));
     }
+    if run.exclusive {
+        let mut lock = leases.rw_lock(name).label(label);
+        let lease = ask!(lock: try_write, write_timeout, write);
+        return Ok(lease.map(|lease| one(lease.into_lease())));
+    }
     if let Some(size) = run.permit {
         let lock = leases.semaphore(name, size).label(label);
         let lease = ask!(lock: try_acquire, acquire_timeout, acquire);

@@ -74,6 +74,11 @@ pub(crate) struct Run {
     /// Hold the name as a reader, beside other readers
     #[arg(long, group = "kind")]
     shared: bool,
+    /// Hold the name alone, without any of those that hold it with --shared
+    ///
+    /// Without either, the name is a lock, which is another kind of name.
+    #[arg(long, group = "kind")]
+    exclusive: bool,
     /// Hold one of SIZE permits of the name
     #[arg(long, group = "kind", value_name = "SIZE")]
     permit: Option<u32>,
@@ -131,7 +136,7 @@ const EXIT_CODES: &str = "\
 Exit codes: that of the program; 128 + n if it ended by signal n; 123 the lease was lost; 124 the name was not free in
 time; 125 leasehold failed; 126 the program cannot be executed; 127 it is not found.
 
-The program has LEASEHOLD_NAME, LEASEHOLD_FENCE (the fencing token), LEASEHOLD_TOKEN (the holder id), LEASEHOLD_SLOT and
+The program has LEASEHOLD_NAME, LEASEHOLD_FENCE (the fencing token), LEASEHOLD_HOLDER (the holder id), LEASEHOLD_SLOT and
 LEASEHOLD_HELD (name=fence of all runs around it); lists have commas. It does not get LEASEHOLD_URL if that has a password.";
 
 /// Runs what another process of this binary has started it for, if it is no command of a person.
@@ -258,7 +263,7 @@ impl Run {
         let has_mode = self.shared || self.fair || self.permit.is_some() || self.slot.is_some();
         if self.names.len() > 1 && (has_mode || self.once.is_some()) {
             return Err(Failure::new(
-                "--shared, --permit, --slot, --once and --fair take one name; several names are locked exclusively",
+                "--shared, --exclusive, --permit, --slot, --once and --fair take one name; several names are locked exclusively",
             ));
         }
         Ok(connection.builder()?.grace(self.grace(connection)))

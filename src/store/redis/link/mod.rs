@@ -1,6 +1,7 @@
 //! A connection to one server: its address, its TLS, its login, and the errors of the client.
 
 pub(super) mod address;
+pub(super) mod command;
 pub(super) mod errors;
 pub(super) mod health;
 pub(super) mod inquiry;

@@ -1,6 +1,7 @@
 //! A connection to one server.
 
 use super::address::{Address, Served, ServerAddress};
+use super::command::{self, Command, Reply};
 use super::errors::{Failure, classify, unsent};
 use super::health::{Health, info, role, role_in};
 use super::keeper::Keeper;
@@ -74,18 +75,55 @@ impl Node {
                 self.health.silence.answered();
                 role_in(elements)
             }
-            Err(error) if *error.kind() == Kind::Timeout => {
-                if self.health.silence.is_shown_by(sent, left) {
-                    self.health.is_silent(&client);
-                }
-                None
-            }
-            Err(error) => role(error.details()),
+            Err(error) => self.failed(&client, error, sent, left),
         };
         if let Some(word) = refused {
             self.health.is_refused(word);
         }
         reply
+    }
+
+    /// Sends commands together. Returns a reply for each; a refusal of the first one is that of all.
+    pub(in crate::store::redis) async fn commands(
+        &self,
+        commands: &[Command],
+        timeout: Duration,
+    ) -> Result<Vec<Result<Reply, Failure>>, Failure> {
+        let (client, left) = match self.health.up() {
+            Some(client) => (client, timeout),
+            None => self.wait_until_up(timeout).await?,
+        };
+        let sent = Instant::now();
+        let replies = command::send(&client, commands, left).await;
+        let failure = match &replies {
+            Ok(replies) => {
+                self.health.silence.answered();
+                replies.first().and_then(|reply| reply.as_ref().err())
+            }
+            Err(failure) => Some(failure),
+        };
+        let refused = failure.and_then(|failure| self.failed(&client, failure, sent, left));
+        if let Some(word) = refused {
+            self.health.is_refused(word);
+        }
+        replies
+    }
+
+    /// Has a connection replaced that was silent for long. Returns the word by which a server refuses by its role.
+    fn failed(
+        &self,
+        client: &Client,
+        failure: &Failure,
+        sent: Instant,
+        limit: Duration,
+    ) -> Option<&'static str> {
+        if *failure.kind() != Kind::Timeout {
+            return role(failure.details());
+        }
+        if self.health.silence.is_shown_by(sent, limit) {
+            self.health.is_silent(client);
+        }
+        None
     }
 
     /// Puts the server before the message of an outage.

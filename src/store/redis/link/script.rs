@@ -209,7 +209,7 @@ fn is_unknown(error: &Failure) -> bool {
     error.details().starts_with("NOSCRIPT")
 }
 
-fn options(timeout: Duration) -> Options {
+pub(super) fn options(timeout: Duration) -> Options {
     Options {
         max_attempts: Some(1),
         timeout: Some(timeout.max(Duration::from_millis(1))),

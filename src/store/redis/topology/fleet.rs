@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::Signal;
 use crate::store::redis::link::address::Address;
 use crate::store::redis::link::errors::{Failure, classify, is_unsent};
+use crate::store::redis::link::node::Node;
 use crate::store::redis::link::script::Ready;
 use crate::store::redis::scripts::Script;
 use crate::store::redis::scripts::reply::Element;
@@ -75,6 +76,20 @@ impl Fleet {
                 Err(error)
             }
         }
+    }
+
+    pub(super) fn routes(&self) -> &Routes {
+        &self.routes
+    }
+
+    /// Returns the connection to a server.
+    pub(super) async fn node(&self, server: &Server) -> Result<Node> {
+        if self.routes.discovery.is_resting(server) {
+            self.routes.request_refresh();
+            return Err(down());
+        }
+        let node = self.pool.node(server).await;
+        node.inspect_err(|_| self.routes.request_refresh())
     }
 
     pub(in crate::store::redis) fn is_cluster(&self) -> bool {

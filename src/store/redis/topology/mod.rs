@@ -7,8 +7,10 @@
 //! - [`routes`] keeps the [`slot_map`] up to date: [`discover`] asks a cluster for it, and [`sentinels`] asks sentinels for the
 //!   primary, both by a [`survey`] of several servers.
 //! - [`runtimes`] gives each runtime what it has of its own. [`all_servers`] finds the servers once, for an examination.
+//! - [`walk`] goes over the keys of all servers.
 //!
-//! From outside, `send`, `pubsub` and `checks` use [`Connection`], [`Connector`], [`Destination`], [`routes`] and [`runtimes`].
+//! From outside, `send`, `pubsub` and `checks` use [`Connection`], [`Connector`], [`Destination`], [`routes`] and [`runtimes`], and
+//! `listing.rs` uses [`walk`].
 
 mod all_servers;
 mod discover;
@@ -19,6 +21,7 @@ pub(super) mod runtimes;
 mod sentinels;
 mod slot_map;
 mod survey;
+pub(super) mod walk;
 
 use super::link::address::Address;
 use super::link::errors::classify;

@@ -4,6 +4,7 @@ pub(super) mod acquire;
 mod convert;
 pub(super) mod holds;
 pub(super) mod inspect;
+pub(super) mod list;
 pub(super) mod metadata;
 pub(super) mod recipe;
 pub(super) mod renew;

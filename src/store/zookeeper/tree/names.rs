@@ -55,6 +55,30 @@ impl Names {
         encode(name.as_str(), &mut path);
         path
     }
+
+    /// Returns the name whose directory is a child of [`locks`](Self::locks); `None` if it is none of this prefix.
+    pub(in crate::store::zookeeper) fn name(&self, child: &str) -> Option<Name> {
+        Name::new(decode(child)?.strip_prefix(&self.prefix)?).ok()
+    }
+}
+
+/// Decodes what [`encode`] has written. `None` for anything else, such as a node that a user has made.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            byte => byte,
+        });
+    }
+    let decoded = String::from_utf8(bytes).ok()?;
+    let mut again = String::with_capacity(text.len());
+    encode(&decoded, &mut again);
+    (again == text).then_some(decoded)
 }
 
 /// Percent-encodes a name: ZooKeeper refuses some characters and takes slashes for levels. A name with its prefix has at
@@ -240,6 +264,14 @@ mod tests {
         assert_eq!(path(".."), "/app/leasehold/locks/p%3A%2E%2E");
         assert_eq!(path("\0é%"), "/app/leasehold/locks/p%3A%00%C3%A9%25");
         assert_ne!(path("a%2Fb"), path("a/b"));
+        for name in ["orders-42_A", "a/b", "..", "\0é%"] {
+            let path = path(name);
+            let child = path.strip_prefix("/app/leasehold/locks/").unwrap();
+            assert_eq!(names.name(child).unwrap().as_str(), name);
+        }
+        for other in ["orders", "p%3a1", "p:1", "p%3A%", "p%3A%FF", "p%3A"] {
+            assert_eq!(names.name(other), None, "{other}");
+        }
         assert_eq!(names.sessions(), "/app/leasehold/sessions");
     }
 

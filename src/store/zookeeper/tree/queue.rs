@@ -158,6 +158,11 @@ impl Queue {
         Ok(&self.nodes[..count])
     }
 
+    /// Returns what the name is in use as; `None` if it has no node of leasehold.
+    pub(in crate::store::zookeeper) fn kind(&self) -> Option<Kind> {
+        Some(self.nodes.first()?.role.kind())
+    }
+
     /// Returns the number of permits of the name, if it is in use as a semaphore.
     pub(in crate::store::zookeeper) fn size(&self) -> Option<u32> {
         self.nodes.first()?.size()

@@ -1,0 +1,116 @@
+//! `leasehold list`: the names in use that begin with a text, and their holders.
+
+use crate::connection::Connection;
+use crate::exit::{Exit, Failure};
+use crate::look::{self, Look};
+use crate::output;
+use clap::Args;
+use leasehold::{LeaseManager, Result};
+use tokio::task::JoinSet;
+
+/// How many names are asked about at one time.
+const AT_ONCE: usize = 16;
+
+/// List the names in use, with their holders
+///
+/// Shows for each holder: the process, its label, the age, the time left, the fencing token, and how many processes wait
+/// for the name. A `-` stands for what the store does not know: label, age and token are known of elections and of leases
+/// with a label, and the process of those that describe themselves. The names change while they are listed, so one that is
+/// held for a moment only may be missing. On Redis the user needs `+scan +hscan`, and `+zrange` for semaphores.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ListArgs {
+    // Not called `prefix`, as the option of all subcommands is: clap would take the value of one for both.
+    /// How the names begin
+    #[arg(value_name = "PREFIX", conflicts_with = "all")]
+    beginning: Option<String>,
+    /// List all names below --prefix. It reads all keys of the server
+    #[arg(long)]
+    all: bool,
+    /// Print an object for each name, in a line of its own, as soon as it is found
+    #[arg(long)]
+    json: bool,
+    /// How many keys the server looks at before it serves others
+    #[arg(long, default_value_t = 500, value_name = "KEYS")]
+    page_size: usize,
+}
+
+/// Lists names. One that cannot be inspected is reported, and the others go on.
+pub(crate) async fn list(connection: Connection, args: ListArgs) -> Result<Exit, Failure> {
+    let prefix = args.beginning.unwrap_or_default();
+    if prefix.is_empty() && !args.all {
+        let message = "an empty prefix is that of all names, for which the server reads all its keys: write --all for it";
+        return Err(Failure::new(message));
+    }
+    let leases = connection.connect().await?;
+    let mut names = leases.list(prefix).page_size(args.page_size);
+    let mut asked = JoinSet::new();
+    let mut shown = Shown { json: args.json, looks: Vec::new(), failed: 0 };
+    while let Some(listed) = names.next().await {
+        if asked.len() >= AT_ONCE
+            && let Some(Ok(look)) = asked.join_next().await
+        {
+            shown.add(look)?;
+        }
+        let name = listed?.name.to_string();
+        let leases = leases.clone();
+        asked.spawn(async move { holders(&leases, name).await });
+    }
+    drop(names);
+    while let Some(asked) = asked.join_next().await {
+        if let Ok(look) = asked {
+            shown.add(look)?;
+        }
+    }
+    shown.end()?;
+    let _ = leases.close().await;
+    Ok(if shown.failed == 0 { Exit::SUCCESS } else { Exit::FAILED })
+}
+
+/// The answer to a question about a name.
+struct Answer {
+    name: String,
+    holders: Result<Vec<leasehold::HolderInfo>>,
+}
+
+async fn holders(leases: &LeaseManager, name: String) -> Answer {
+    let holders = leases.holders(&name).await;
+    Answer { name, holders }
+}
+
+/// What is shown.
+struct Shown {
+    json: bool,
+    looks: Vec<Look>,
+    /// How many names could not be inspected.
+    failed: usize,
+}
+
+impl Shown {
+    /// Shows a name, or keeps it for the table. A name that is free by now is not shown.
+    fn add(&mut self, answer: Answer) -> Result<(), Failure> {
+        let Answer { name, holders } = answer;
+        match holders {
+            Ok(holders) if holders.is_empty() => {}
+            Ok(holders) => {
+                let look = Look { name, holders };
+                if self.json {
+                    return output::object(look.object());
+                }
+                self.looks.push(look);
+            }
+            Err(error) => {
+                self.failed += 1;
+                output::say(&output::printable(&format!("{name}: {error}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        if self.json {
+            return Ok(());
+        }
+        self.looks.sort_by(|one, other| one.name.cmp(&other.name));
+        look::print(&self.looks)
+    }
+}

@@ -1,0 +1,238 @@
+//! What `list` and `inspect` show of a name: a row for each holder, or an object.
+
+use crate::duration;
+use crate::exit::Failure;
+use crate::output::{self, Table};
+use leasehold::store::Owner;
+use leasehold::{HolderInfo, Kind, Mode};
+use serde_json::{Map, Value, json};
+use std::io::{self, IsTerminal};
+use std::time::{Duration, SystemTime};
+
+/// What is written where the store does not know more.
+const UNKNOWN: &str = "-";
+/// The digits of a holder id that tell holders apart.
+const BEGINNING: usize = 8;
+/// The longest text of another client that stands in the place of a holder id.
+const LONGEST: usize = 40;
+
+const HEADER: [&str; 8] = ["NAME", "AS", "HOLDER", "LABEL", "AGE", "LEFT", "TOKEN", "WAITING"];
+
+/// A name and its holders.
+pub(crate) struct Look {
+    pub(crate) name: String,
+    pub(crate) holders: Vec<HolderInfo>,
+}
+
+impl Look {
+    /// Returns the object that `--json` prints.
+    pub(crate) fn object(&self) -> Map<String, Value> {
+        let waiting = self.holders.iter().find_map(|holder| holder.waiting);
+        let mut object = Map::new();
+        object.insert("name".to_owned(), self.name.clone().into());
+        object.insert("kind".to_owned(), self.kind().into());
+        object.insert("waiting".to_owned(), waiting.into());
+        let (closed, holders): (Vec<_>, Vec<_>) =
+            self.holders.iter().partition(|holder| holder.closed.is_some());
+        object.insert("holders".to_owned(), holders.into_iter().map(holder).collect());
+        object
+            .insert("closed".to_owned(), closed.into_iter().next().map_or(Value::Null, closed_by));
+        object
+    }
+
+    fn kind(&self) -> Option<&'static str> {
+        self.holders.first().map(|holder| match holder.mode {
+            Mode::Read | Mode::Write => word(Kind::ReadWrite),
+            Mode::Permits { .. } => word(Kind::Semaphore),
+            _ => word(Kind::Lock),
+        })
+    }
+
+    fn rows(&self) -> Vec<Vec<String>> {
+        self.holders.iter().map(|holder| row(&self.name, holder)).collect()
+    }
+}
+
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::ReadWrite => "read-write",
+        Kind::Semaphore => "semaphore",
+        _ => "lock",
+    }
+}
+
+/// Prints names and their holders: a table, or where the terminal is too narrow for it, a line for each thing that is known.
+pub(crate) fn print(looks: &[Look]) -> Result<(), Failure> {
+    let mut table = Table::new(&HEADER);
+    let rows: Vec<_> = looks.iter().flat_map(Look::rows).collect();
+    rows.iter().for_each(|row| table.row(row.clone()));
+    print_fitting(&table, &HEADER, &rows)
+}
+
+/// Prints a table, or what is in it if the terminal is too narrow.
+pub(crate) fn print_fitting(
+    table: &Table,
+    header: &[&str],
+    rows: &[Vec<String>],
+) -> Result<(), Failure> {
+    match width() {
+        Some(width) if table.width() > width => {
+            blocks(header, rows).iter().try_for_each(|text| output::line(text))
+        }
+        _ => table.print(),
+    }
+}
+
+/// Returns the lines of rows that are too long: the first cell, and below it those that say something.
+fn blocks(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for row in rows {
+        let mut cells = header.iter().zip(row);
+        lines.extend(cells.next().map(|(_, first)| first.clone()));
+        let known = cells.filter(|(_, cell)| *cell != UNKNOWN);
+        lines.extend(known.map(|(word, cell)| format!("  {}: {cell}", word.to_lowercase())));
+    }
+    lines
+}
+
+/// Returns the width of the terminal; `None` if the standard output is none, or does not know it.
+fn width() -> Option<usize> {
+    if !io::stdout().is_terminal() {
+        return None;
+    }
+    #[cfg(target_os = "linux")]
+    let known = rustix::termios::tcgetwinsize(io::stdout()).map(|size| size.ws_col.into()).ok();
+    #[cfg(not(target_os = "linux"))]
+    let known = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    known.filter(|width: &usize| *width > 0)
+}
+
+fn row(name: &str, info: &HolderInfo) -> Vec<String> {
+    let unknown = || UNKNOWN.to_owned();
+    let metadata = info.metadata.as_deref();
+    let role = match (&info.closed, info.mode) {
+        (Some(_), _) => "closed".to_owned(),
+        (None, Mode::Read) => "read".to_owned(),
+        (None, Mode::Write) => "write".to_owned(),
+        (None, Mode::Permits { .. }) => format!("permits: {}", info.hold_count),
+        (None, _) => "lock".to_owned(),
+    };
+    let label = metadata.and_then(|data| data.label.clone().or_else(|| data.value.clone()));
+    vec![
+        output::printable(name),
+        role,
+        output::printable(&holder_text(info)),
+        label.map_or_else(unknown, |label| output::printable(&label)),
+        age(info).map_or_else(unknown, duration::text),
+        info.remaining.map_or_else(unknown, duration::text),
+        metadata.and_then(|data| data.fence).map_or_else(unknown, |fence| fence.to_string()),
+        info.waiting.map_or_else(unknown, |waiting| waiting.to_string()),
+    ]
+}
+
+/// Returns the process, or what else is known of a holder.
+fn holder_text(info: &HolderInfo) -> String {
+    let id = info.closed.as_ref().map_or(&info.holder, |closed| &closed.by);
+    owner_of(info).map_or_else(|| short(id), ToString::to_string)
+}
+
+fn owner_of(info: &HolderInfo) -> Option<&Owner> {
+    info.owner.as_ref().or(info.metadata.as_ref().map(|data| &data.owner))
+}
+
+/// Returns the beginning of an id, which is enough to tell it from others, and its number.
+pub(crate) fn short(id: &str) -> String {
+    match id.split_once(':') {
+        Some((manager, number)) if manager.chars().count() > BEGINNING => {
+            format!("{}..:{number}", manager.chars().take(BEGINNING).collect::<String>())
+        }
+        _ if id.chars().count() > LONGEST => {
+            format!("{}..", id.chars().take(LONGEST).collect::<String>())
+        }
+        _ => id.to_owned(),
+    }
+}
+
+/// Returns for how long the name is held or closed, by the clock of the holder.
+fn age(info: &HolderInfo) -> Option<Duration> {
+    match &info.closed {
+        Some(closed) => Some(closed.ago),
+        None => SystemTime::now().duration_since(info.metadata.as_ref()?.since?).ok(),
+    }
+}
+
+fn holder(info: &HolderInfo) -> Value {
+    let metadata = info.metadata.as_deref();
+    json!({
+        "holder": info.holder,
+        "mode": match info.mode {
+            Mode::Read => "read",
+            Mode::Write => "write",
+            Mode::Permits { .. } => "permits",
+            _ => "exclusive",
+        },
+        "count": info.hold_count,
+        "owner": owner_of(info).map(owner),
+        "label": metadata.and_then(|data| data.label.as_ref()),
+        "value": metadata.and_then(|data| data.value.as_ref()),
+        "age_ms": age(info).map(millis),
+        "left_ms": info.remaining.map(millis),
+        "token": metadata.and_then(|data| data.fence),
+    })
+}
+
+fn closed_by(info: &HolderInfo) -> Value {
+    let Some(closed) = &info.closed else { return Value::Null };
+    json!({
+        "mark": info.holder,
+        "by": closed.by,
+        "owner": owner_of(info).map(owner),
+        "age_ms": millis(closed.ago),
+        "left_ms": info.remaining.map(millis),
+    })
+}
+
+pub(crate) fn owner(owner: &Owner) -> Value {
+    let Owner { service, version, host, pid, .. } = owner;
+    json!({ "service": service, "version": version, "host": host, "pid": pid })
+}
+
+/// Returns whole milliseconds.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> HolderInfo {
+        let id = "0f0e0d0c-9abc-4def-8123-456789abcdef:7".to_owned();
+        HolderInfo::new(id, 1, Some(Duration::from_secs(12)))
+    }
+
+    #[test]
+    fn row_has_what_is_known_and_no_control_character() {
+        let row = row("a\x1b[2Jb", &info());
+        let expected = [r"a\u{1b}[2Jb", "lock", "0f0e0d0c..:7", "-", "-", "12.0s", "-", "-"];
+        assert_eq!(row, expected);
+        let foreign = HolderInfo::new("x".repeat(100), 1, None);
+        assert_eq!(super::row("n", &foreign)[2].len(), LONGEST + 2);
+    }
+
+    #[test]
+    fn object_has_all_holders() {
+        let look = Look { name: "n".to_owned(), holders: vec![info().with_mode(Mode::Read); 2] };
+        let object = look.object();
+        assert_eq!((&object["name"], &object["kind"]), (&json!("n"), &json!("read-write")));
+        let holders = object["holders"].as_array().unwrap();
+        assert_eq!(holders.len(), 2);
+        assert_eq!((&holders[0]["mode"], &holders[0]["left_ms"]), (&json!("read"), &json!(12_000)));
+    }
+
+    #[test]
+    fn narrow_rows_have_a_line_for_each_thing_that_is_known() {
+        let lines = blocks(&HEADER, &[row("n", &info())]);
+        assert_eq!(lines, ["n", "  as: lock", "  holder: 0f0e0d0c..:7", "  left: 12.0s"]);
+    }
+}

@@ -1,0 +1,253 @@
+//! Finds the names that are in use, by the shape of their keys.
+//!
+//! | key | shape | kind |
+//! |---|---|---|
+//! | `<prefix><name>` | a hash whose fields are holder ids, or a mark | lock |
+//! | `<prefix><name>` | such a hash with a field `mode`, or with several holders | read-write |
+//! | `{<prefix><name>}:timeout` | a sorted set of the ids of permits | semaphore |
+//! | `<prefix><name>` | in the layout of plain locks: a string with a time to live | lock |
+//!
+//! The keys that stand beside a lock have other fields or another type, so that no name of theirs needs to be known here.
+
+use super::link::command::{Command, Reply};
+use super::link::errors::{Failure, classify};
+use super::scripts::keys::Keys;
+use super::scripts::reply;
+use super::topology::Connection;
+use super::topology::walk::{Found, Query, Walk};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::connect::layout::Layout;
+use crate::store::{Kind, List, Listed, Mark, Name, Pages};
+use async_trait::async_trait;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use uuid::Uuid;
+
+/// About how many fields of a hash are looked at: enough to see what it is, however many it has.
+const FIELDS: &str = "8";
+/// The digits of a permit's id of Redisson, and the bytes of one of leasehold.
+const PERMIT_LENGTHS: [usize; 2] = [32, 16];
+/// What the permissions of the user lack.
+const NEEDED: &str =
+    "listing needs `+scan +hscan` in the ACL of the user, and `+zrange` for semaphores";
+
+/// The pages of a listing.
+pub(super) struct RedisPages {
+    walk: Arc<Mutex<Walk>>,
+    looks: Arc<Looks>,
+    /// The runtime of the connections.
+    runtime: Handle,
+}
+
+/// What is looked for.
+struct Looks {
+    keys: Keys,
+    layout: Layout,
+    /// The beginning of the names.
+    prefix: String,
+    timeout: Duration,
+}
+
+impl RedisPages {
+    pub(super) fn new(
+        connection: Connection,
+        keys: Keys,
+        layout: Layout,
+        runtime: Handle,
+        request: List,
+    ) -> Self {
+        let List { prefix, page_size, timeout, .. } = request;
+        let queries = queries(keys.prefix(), &prefix, layout);
+        let walk = Walk::new(connection, queries, page_size, timeout);
+        let looks = Looks { keys, layout, prefix, timeout };
+        Self { walk: Arc::new(Mutex::new(walk)), looks: Arc::new(looks), runtime }
+    }
+}
+
+#[async_trait]
+impl Pages for RedisPages {
+    async fn next(&mut self) -> Result<Option<Vec<Listed>>> {
+        let walk = Arc::clone(&self.walk);
+        let looks = Arc::clone(&self.looks);
+        // If this is dropped, the page is read to its end, and then once more.
+        let reading = self.runtime.spawn(async move {
+            let Some(found) = walk.lock().await.page().await.map_err(explain)? else {
+                return Ok(None);
+            };
+            let listed = looks.listed(&found).await.map_err(explain)?;
+            Ok(Some((found, listed)))
+        });
+        let page = reading.await.unwrap_or_else(|_| Err(reply::connection_closed()))?;
+        let Some((found, listed)) = page else { return Ok(None) };
+        self.walk.lock().await.advance(&found);
+        Ok(Some(listed))
+    }
+}
+
+/// Adds to a refusal what is missing.
+fn explain(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Denied
+            if ["scan'", "zrange'"].iter().any(|word| error.message().contains(word)) =>
+        {
+            let message = format!("{}; {NEEDED}", error.message());
+            error.with_message(message)
+        }
+        _ => error,
+    }
+}
+
+/// Returns what to scan for. The order is that of [`Looks::command`].
+fn queries(of_keys: &str, of_names: &str, layout: Layout) -> Vec<Query> {
+    let beginning = escaped(&format!("{of_keys}{of_names}"));
+    let query = |pattern, of_type| Query { pattern, of_type };
+    match layout {
+        Layout::Redisson => vec![
+            query(format!("{beginning}*"), "hash"),
+            // With a brace in front, unless the name has one.
+            query(format!("*{beginning}*:timeout"), "zset"),
+        ],
+        Layout::Plain => vec![query(format!("{beginning}*"), "string")],
+    }
+}
+
+/// Escapes the characters that have a meaning in a pattern.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for char in text.chars() {
+        if matches!(char, '*' | '?' | '[' | ']' | '\\' | '^') {
+            escaped.push('\\');
+        }
+        escaped.push(char);
+    }
+    escaped
+}
+
+impl Looks {
+    /// Returns the locks among the keys of a page.
+    async fn listed(&self, found: &Found) -> Result<Vec<Listed>> {
+        let named = found.keys.iter().filter_map(|key| Some((key, self.name(key, found.query)?)));
+        let named: Vec<_> = named.collect();
+        if named.is_empty() {
+            return Ok(Vec::new());
+        }
+        let commands: Vec<_> =
+            named.iter().map(|(key, _)| self.command(key, found.query)).collect();
+        let replies = found.node.commands(&commands, self.timeout).await;
+        let replies = replies.map_err(|failure| found.node.at(classify(&failure)))?;
+        let mut listed = Vec::new();
+        for ((_, name), reply) in named.into_iter().zip(replies) {
+            match reply {
+                Ok(reply) => {
+                    let kind = self.kind(reply, found.query);
+                    listed.extend(kind.map(|kind| Listed::new(name, kind)));
+                }
+                Err(failure) if is_gone(&failure) => {}
+                // The server that has it now may have been walked over before.
+                Err(failure) if has_moved(&failure) => {
+                    let kind = if found.query == 0 { Kind::Lock } else { Kind::Semaphore };
+                    listed.push(Listed::new(name, kind));
+                }
+                Err(failure) => return Err(found.node.at(classify(&failure))),
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Returns the name that a key belongs to.
+    fn name(&self, key: &str, query: usize) -> Option<Name> {
+        let text = match query {
+            0 => key,
+            _ => {
+                let key = key.strip_suffix(":timeout")?;
+                let tagged = key.strip_prefix('{').and_then(|key| key.strip_suffix('}'));
+                tagged.filter(|key| !key.contains('{')).unwrap_or(key)
+            }
+        };
+        let name = Name::new(text.strip_prefix(self.keys.prefix())?).ok()?;
+        let is_its = query == 0 || self.keys.permits(&name) == key;
+        (is_its && name.as_str().starts_with(&self.prefix)).then_some(name)
+    }
+
+    /// Returns the command that looks at a key, in a time that does not depend on its size.
+    fn command(&self, key: &str, query: usize) -> Command {
+        let words =
+            |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        match (self.layout, query) {
+            (Layout::Plain, _) => Command::new("PTTL", words(&[key])),
+            (Layout::Redisson, 0) => Command::new("HSCAN", words(&[key, "0", "COUNT", FIELDS])),
+            (Layout::Redisson, _) => Command::new("ZRANGE", words(&[key, "0", "0"])),
+        }
+    }
+
+    /// Returns what a key is, by the reply to that command; `None` if it is no lock.
+    fn kind(&self, reply: Reply, query: usize) -> Option<Kind> {
+        match (self.layout, query) {
+            (Layout::Plain, _) => matches!(reply, Reply::Int(1..)).then_some(Kind::Lock),
+            (Layout::Redisson, 0) => of_hash(reply),
+            (Layout::Redisson, _) => {
+                let first = reply.list()?.into_iter().next()?;
+                let is_permit = match first {
+                    Reply::Text(Some(id)) => PERMIT_LENGTHS.contains(&id.len()),
+                    // Bytes, as leasehold writes them.
+                    Reply::Text(None) => true,
+                    _ => false,
+                };
+                is_permit.then_some(Kind::Semaphore)
+            }
+        }
+    }
+}
+
+/// Returns what a hash is, by some of its fields.
+fn of_hash(reply: Reply) -> Option<Kind> {
+    let [cursor, words] = <[Reply; 2]>::try_from(reply.list()?).ok()?;
+    let is_whole = cursor.text()? == "0";
+    let words = words.list()?;
+    let mut holders = 0;
+    let mut has_mode = false;
+    for field in words.into_iter().step_by(2) {
+        let field = field.text()?;
+        if field == "mode" {
+            has_mode = true;
+        } else if is_holder(&field) || is_mark(&field) {
+            holders += 1;
+        } else {
+            return None;
+        }
+    }
+    match holders {
+        0 => None,
+        1 if is_whole && !has_mode => Some(Kind::Lock),
+        _ => Some(Kind::ReadWrite),
+    }
+}
+
+/// Returns whether a field is a holder id of leasehold or of Redisson: `<uuid>:<number>`, of a writer with `:write` behind it.
+fn is_holder(field: &str) -> bool {
+    let field = field.strip_suffix(":write").unwrap_or(field);
+    let Some((manager, number)) = field.split_once(':') else { return false };
+    let digits = |byte: u8| byte.is_ascii_digit() || byte == b'.';
+    manager.len() == 36
+        && Uuid::try_parse(manager).is_ok()
+        && !number.is_empty()
+        && number.bytes().all(digits)
+}
+
+/// Returns whether a field has the place of a holder of a closed name.
+fn is_mark(field: &str) -> bool {
+    [Mark::Done, Mark::Kept].iter().any(|mark| mark.holder() == field)
+}
+
+/// Returns whether a key has become something else meanwhile, or is out of the reach of the user.
+fn is_gone(failure: &Failure) -> bool {
+    failure.details().starts_with("WRONGTYPE") || reply::is_key_out_of_reach(&classify(failure))
+}
+
+/// Returns whether a key has moved to another server since it was found.
+fn has_moved(failure: &Failure) -> bool {
+    let text = failure.details();
+    ["MOVED ", "ASK ", "TRYAGAIN"].iter().any(|word| text.starts_with(word))
+}

@@ -46,7 +46,7 @@ impl QuorumPages {
 
     /// Returns the error of too few nodes.
     fn too_few(&self) -> Error {
-        let failures = self.nodes.iter().filter_map(|node| match &node.progress {
+        let mut failures = self.nodes.iter().filter_map(|node| match &node.progress {
             Progress::Failed(error) => Some(error.clone()),
             Progress::ToRead | Progress::Read => None,
         });
@@ -56,7 +56,7 @@ impl QuorumPages {
             self.nodes.len(),
             self.needed()
         );
-        match failures.last() {
+        match failures.next_back() {
             Some(why) => Error::new(why.kind(), format!("{message}: {why}")).with_source(why),
             None => Error::new(ErrorKind::Unavailable, message),
         }

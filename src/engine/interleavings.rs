@@ -217,7 +217,7 @@ mod tests {
     }
 
     /// Waits for the lock, and says so when it does.
-    fn take_over(world: &Arc<World>, waits: &mpsc::Sender<()>) {
+    fn wait_and_lock(world: &Arc<World>, waits: &mpsc::Sender<()>) {
         let mut lock = world.lock();
         let mut call = pin!(lock.lock());
         let poll = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -237,7 +237,7 @@ mod tests {
             let (waits, waiting) = mpsc::channel();
             let next = {
                 let world = Arc::clone(world);
-                thread::spawn(move || take_over(&world, &waits))
+                thread::spawn(move || wait_and_lock(&world, &waits))
             };
             waiting.recv().unwrap();
             let unlock = thread::spawn(move || block_on(lease.unlock()).unwrap());

@@ -54,7 +54,8 @@ fn rooms_know_only_what_is_below_them() {
     for source in code() {
         let file = &source.path;
         let room = file.split(['/', '.']).next().unwrap_or_default();
-        if ["lib", "guide"].contains(&room) {
+        // The command is a crate of its own.
+        if ["lib", "guide", "bin"].contains(&room) {
             continue;
         }
         let own = rank(room).unwrap_or_else(|| panic!("{room} is in no line of ROOMS"));

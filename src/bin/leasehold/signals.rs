@@ -14,13 +14,13 @@ impl Endings {
     #[cfg(unix)]
     pub(crate) fn new() -> Result<Self, Failure> {
         use tokio::signal::unix::{SignalKind, signal};
-        let kinds = [
+        let endings = [
             SignalKind::interrupt(),
             SignalKind::terminate(),
             SignalKind::hangup(),
             SignalKind::quit(),
         ];
-        let signals: io::Result<Vec<_>> = kinds
+        let signals: io::Result<Vec<_>> = endings
             .into_iter()
             .filter(|kind| !is_ignored(kind.as_raw_value()))
             .map(|kind| Ok((u8::try_from(kind.as_raw_value()).unwrap_or(0), signal(kind)?)))

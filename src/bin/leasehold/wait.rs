@@ -10,7 +10,7 @@ use leasehold::LeaseManager;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// How often the store is asked. Only a lock tells of its release, and what others than leasehold do is never announced.
+/// How often the store is asked. Only a release by leasehold is announced, and not of each kind of lock.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Wait until a name is free, or held, without taking it

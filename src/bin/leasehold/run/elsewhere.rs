@@ -1,4 +1,4 @@
-//! `leasehold run`, where there is no Linux: it says that it cannot run a program.
+//! `leasehold run` and `elect`, where there is no Linux: they say that they cannot run a program.
 
 use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 #[derive(Debug, Args)]
-pub(crate) struct Run {
+pub(crate) struct NoProgram {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
     args: Vec<OsString>,
 }
@@ -17,11 +17,14 @@ pub(crate) fn helper() -> Option<ExitCode> {
     None
 }
 
-impl Run {
+pub(crate) type Run = NoProgram;
+pub(crate) type Elect = NoProgram;
+
+impl NoProgram {
     pub(crate) fn execute(self, _: &Connection) -> Result<Exit, Failure> {
         let _ = self.args;
         Err(Failure::new(
-            "run needs Linux: only there the whole tree of a program can be stopped before its lease ends; use hold",
+            "this needs Linux: only there the whole tree of a program can be stopped before its lease ends; use hold",
         ))
     }
 }

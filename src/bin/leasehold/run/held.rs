@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 /// The time from one attempt to reach the store to the next.
-const PAUSE: Duration = Duration::from_millis(500);
+pub(super) const PAUSE: Duration = Duration::from_millis(500);
 
 /// How long to wait for the names.
 #[derive(Clone, Copy, Debug)]
@@ -113,24 +113,43 @@ impl Held {
     }
 }
 
-/// Connects. While the store does not answer, it tries again, as long as the wait allows it.
+/// Connects. While the store does not answer, it tries again.
 pub(super) async fn connect(
+    connection: &Connection,
+    builder: &Builder,
+) -> Result<LeaseManager, Failure> {
+    connect_while(connection, builder, || Some(PAUSE)).await
+}
+
+/// Connects. While the store does not answer, it tries again, as long as the wait allows it.
+pub(super) async fn connect_in_time(
     run: &Run,
     connection: &Connection,
     builder: &Builder,
     limit: Limit,
 ) -> Result<LeaseManager, Failure> {
+    let pause = || {
+        let goes_on = !run.fail_fast && !limit.is_over();
+        goes_on.then(|| PAUSE.min(limit.left().unwrap_or(PAUSE)))
+    };
+    connect_while(connection, builder, pause).await
+}
+
+/// Connects. While the store does not answer, it tries again after a pause, if there is one.
+async fn connect_while(
+    connection: &Connection,
+    builder: &Builder,
+    pause: impl Fn() -> Option<Duration>,
+) -> Result<LeaseManager, Failure> {
     let mut is_said = false;
     loop {
         match connection.connect_with(builder.clone()).await {
             Err(failure) if failure.kind == Some(ErrorKind::Unavailable) => {
-                if run.fail_fast || limit.is_over() {
-                    return Err(failure);
-                }
+                let Some(pause) = pause() else { return Err(failure) };
                 if !std::mem::replace(&mut is_said, true) {
                     say(&format!("{}; trying again", failure.message));
                 }
-                sleep(PAUSE.min(limit.left().unwrap_or(PAUSE))).await;
+                sleep(pause).await;
             }
             result => return result,
         }
@@ -161,7 +180,7 @@ pub(super) async fn acquire(
 
 async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<Held>> {
     let one = |lease: Lease| Held::One { lease, slot: None };
-    let label = run.label();
+    let label = run.program.label();
     let name = run.names.first().map(String::as_str).unwrap_or_default();
     /// The three ways in which each kind of lock waits.
     macro_rules! ask {

@@ -19,12 +19,14 @@
 
 mod cgroup;
 mod clock;
+mod elect;
 mod environment;
 mod held;
 mod keeper;
 mod launch;
 mod message;
 mod once;
+mod program;
 mod signals;
 mod supervise;
 mod terminal;
@@ -36,14 +38,13 @@ use crate::exit::{Exit, Failure};
 use crate::on_runtime;
 use crate::output::say;
 use clap::Args;
+pub(crate) use elect::Elect;
 use held::{Held, Limit};
 use leasehold::{Builder, LeaseManager};
 use once::Done;
-use rustix::process::Signal;
+use program::{Program, ended_by};
 use signals::{ENDING, Signals};
 use std::env;
-use std::ffi::OsString;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 use supervise::{Grant, Outcome, supervise};
@@ -51,9 +52,6 @@ use supervise::{Grant, Outcome, supervise};
 /// The words that make this binary another process than leasehold.
 const KEEPER: &str = "__keeper";
 const LAUNCH: &str = "__launch";
-
-/// Below it, what is left after the signal is too short for any program.
-const SHORTEST_TTL: Duration = Duration::from_secs(3);
 
 /// Run a program under a lease; the exit code is that of the program
 ///
@@ -97,39 +95,20 @@ pub(crate) struct Run {
     /// Do not wait
     #[arg(short, conflicts_with = "wait")]
     no_wait: bool,
-    /// The time to stop in before others can have the name: at most a third of the ttl, which is the default
-    ///
-    /// The program gets the signal of --on-lost at the beginning of this time, and is killed after four fifths of it. A longer one
-    /// leaves less time to retry a renewal.
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
-    grace: Option<Duration>,
-    /// The signal that the program and all that it has started get when the lease is lost
-    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = signals::parse)]
-    on_lost: Signal,
     /// The exit code when the lease was lost
     #[arg(long, value_name = "CODE", default_value_t = Exit::LOST.0)]
     lost_code: u8,
     /// The exit code when the name was not free in time
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = Exit::BUSY.0)]
     busy_code: u8,
-    /// Release the name when the program ends, even if something that it has started still runs
-    #[arg(short = 'o', long)]
-    close: bool,
     /// Inside a run of the same name, run the program at once instead of failing
     #[arg(long)]
     enter: bool,
     /// Fail at once if the store does not answer
     #[arg(long)]
     fail_fast: bool,
-    /// Make no cgroup for the program
-    #[arg(long)]
-    no_cgroup: bool,
-    /// Say what happens
-    #[arg(short, long)]
-    verbose: bool,
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
+    #[command(flatten)]
+    program: Program,
 }
 
 const EXIT_CODES: &str = "\
@@ -173,7 +152,7 @@ impl Run {
                 "--enter needs all of the names in LEASEHOLD_HELD; this run has others, too",
             ));
         }
-        Err(launch::become_program(&self.command))
+        Err(launch::become_program(&self.program.command))
     }
 
     async fn run(self, connection: &Connection) -> Result<Exit, Failure> {
@@ -184,7 +163,7 @@ impl Run {
             .map_err(|error| Failure::new(format!("signals cannot be received: {error}")))?;
         let limit = Limit::new(&self);
         let leases = tokio::select! {
-            leases = held::connect(&self, connection, &builder, limit) => leases?,
+            leases = held::connect_in_time(&self, connection, &builder, limit) => leases?,
             signal = signals.next() => return Ok(ended_by(signal)),
         };
         let result = self.run_with(connection, &leases, limit, &mut signals).await;
@@ -204,13 +183,13 @@ impl Run {
         limit: Limit,
         signals: &mut Signals,
     ) -> Result<Exit, Failure> {
-        let grace = self.grace(connection);
+        let grace = self.program.grace(connection);
         if let Some(keep) = self.once {
             return match once::run_once(self, leases, keep, limit, grace, signals).await? {
                 Done::Ran(outcome) => Ok(supervise::exit(self, outcome)),
                 Done::Busy => Ok(self.busy()),
                 Done::Before(closed) => {
-                    if self.verbose {
+                    if self.program.verbose {
                         say(&format!("{} is done: {closed:?}", self.names.join(", ")));
                     }
                     Ok(Exit::SUCCESS)
@@ -228,7 +207,7 @@ impl Run {
         // A lost lease has nothing to release. One whose release fails is tried again when the manager is closed.
         if !matches!(outcome, Ok(Outcome::Lost))
             && let Err(error) = held.unlock().await
-            && self.verbose
+            && self.program.verbose
         {
             say(&format!("the release failed: {error}"));
         }
@@ -249,52 +228,29 @@ impl Run {
             stop: &stop,
             lost: held.lost(),
         };
-        supervise(self, grant, signals).await
+        supervise(&self.program, grant, signals).await
     }
 
     fn builder(&self, connection: &Connection) -> Result<Builder, Failure> {
-        if connection.ttl < SHORTEST_TTL {
-            return Err(Failure::new(format!(
-                "a ttl of {} leaves a program no time to stop; choose at least {}",
-                duration::text(connection.ttl),
-                duration::text(SHORTEST_TTL)
-            )));
-        }
-        let has_mode = self.shared || self.fair || self.permit.is_some() || self.slot.is_some();
+        let has_mode = self.shared
+            || self.exclusive
+            || self.fair
+            || self.permit.is_some()
+            || self.slot.is_some();
         if self.names.len() > 1 && (has_mode || self.once.is_some()) {
             return Err(Failure::new(
                 "--shared, --exclusive, --permit, --slot, --once and --fair take one name; several names are locked exclusively",
             ));
         }
-        Ok(connection.builder()?.grace(self.grace(connection)))
-    }
-
-    fn grace(&self, connection: &Connection) -> Duration {
-        // Of a session of ZooKeeper, a lease lasts for three quarters.
-        let is_zookeeper =
-            connection.url.as_deref().is_some_and(|url| url.starts_with("zookeeper"));
-        let lasts = if is_zookeeper { connection.ttl * 3 / 4 } else { connection.ttl };
-        let longest = u64::try_from(lasts.as_millis() / 3).unwrap_or(u64::MAX);
-        self.grace.unwrap_or(Duration::from_millis(longest))
-    }
-
-    /// Returns what others see beside the name: the program.
-    fn label(&self) -> String {
-        let program = self.command.first().map(Path::new).and_then(Path::file_name);
-        program.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+        self.program.builder(connection)
     }
 
     fn busy(&self) -> Exit {
-        if self.verbose {
+        if self.program.verbose {
             say(&format!("{} was not free in time", self.names.join(", ")));
         }
         Exit(self.busy_code)
     }
-}
-
-/// Returns the exit code of a wait that a signal has ended.
-fn ended_by(signal: Signal) -> Exit {
-    Exit(u8::try_from(128 + signal.as_raw()).unwrap_or(Exit::FAILED.0))
 }
 
 /// Says that a process cannot be stopped.

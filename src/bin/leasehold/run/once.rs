@@ -44,7 +44,7 @@ pub(super) async fn run_once(
 ) -> Result<Done, Failure> {
     let name = run.names.first().map(String::as_str).unwrap_or_default();
     let wait = limit.left().unwrap_or(FOREVER).min(FOREVER);
-    let job = leases.once(name).keep(keep).wait(wait).label(run.label());
+    let job = leases.once(name).keep(keep).wait(wait).label(run.program.label());
     let stop = Cell::new(Moment::default());
     let (begin, begun) = oneshot::channel();
     let (end, ended) = oneshot::channel::<Outcome>();
@@ -77,7 +77,7 @@ pub(super) async fn run_once(
         };
         let read = || stop.get();
         let grant = Grant { entries: vec![entry], slot: None, grace, stop: &read, lost };
-        let outcome = supervise(run, grant, signals).await;
+        let outcome = supervise(&run.program, grant, signals).await;
         if let Ok(outcome) = &outcome {
             let _ = end.send(*outcome);
         }

@@ -6,6 +6,7 @@ use super::clock::{Moment, Until, notice};
 use super::held::Entry;
 use super::keeper::Charge;
 use super::message::{Order, Report, send_file, send_line};
+use super::program::Program;
 use super::signals::{OTHER, Signals};
 use super::tree::Tree;
 use super::{KEEPER, Run, environment, signals, terminal};
@@ -68,7 +69,7 @@ pub(super) enum Outcome {
 
 /// Runs the child under a lease, until the whole tree has ended.
 pub(super) async fn supervise(
-    run: &Run,
+    run: &Program,
     mut grant: Grant<'_>,
     signals: &mut Signals,
 ) -> Result<Outcome, Failure> {
@@ -152,7 +153,7 @@ struct Keeper {
 
 impl Keeper {
     fn start(
-        run: &Run,
+        run: &Program,
         grant: &Grant<'_>,
         charge: &Charge,
     ) -> io::Result<(Self, tokio::net::unix::OwnedReadHalf)> {
@@ -191,7 +192,7 @@ impl Keeper {
 }
 
 struct Session<'a> {
-    run: &'a Run,
+    run: &'a Program,
     keeper: Keeper,
     /// What the keeper knows.
     sent: Until,

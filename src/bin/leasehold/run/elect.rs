@@ -1,0 +1,160 @@
+//! `leasehold elect`: runs a program while this machine leads, and stands again when the lead is lost.
+
+use super::clock::Moment;
+use super::held::{Entry, PAUSE};
+use super::program::{Program, ended_by};
+use super::signals::{ENDING, Signals};
+use super::supervise::{Grant, Outcome, supervise};
+use super::{environment, held};
+use crate::connection::Connection;
+use crate::exit::{Exit, Failure};
+use crate::on_runtime;
+use crate::output::{printable, say};
+use crate::signals::Endings;
+use clap::Args;
+use leasehold::store::Owner;
+use leasehold::{Candidate, ErrorKind, Leadership, LeaseManager};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use tokio::time::sleep;
+
+/// Run a program while this machine leads, and stand again when the lead is lost
+///
+/// The program is started when this candidate is elected. If the lead is lost, it is stopped before another candidate can lead, as
+/// `leasehold run` does it, and this one stands again. If the program ends by itself, the lead is given up, and the exit code is
+/// that of the program. `leasehold leader` shows the value of the leader.
+#[derive(Debug, Args)]
+pub(crate) struct Elect {
+    /// The name of the election
+    name: String,
+    /// What others see of the leader, such as its address; by default the host and the number of this process
+    #[arg(long, value_name = "TEXT")]
+    value: Option<String>,
+    #[command(flatten)]
+    program: Program,
+}
+
+impl Elect {
+    pub(crate) fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
+        if environment::is_held(&self.name) {
+            return Err(Failure::new(format!(
+                "{}: a run around this one has it (LEASEHOLD_HELD), so this one would wait forever",
+                printable(&self.name)
+            )));
+        }
+        on_runtime(self.stand(connection))
+    }
+
+    async fn stand(self, connection: &Connection) -> Result<Exit, Failure> {
+        let builder = self.program.builder(connection)?;
+        let mut signals = Signals::new();
+        signals
+            .receive(&ENDING)
+            .map_err(|error| Failure::new(format!("signals cannot be received: {error}")))?;
+        let leases = tokio::select! {
+            leases = held::connect(connection, &builder) => leases?,
+            signal = signals.next() => return Ok(ended_by(signal)),
+        };
+        let result = self.stand_with(connection, &leases, &mut signals).await;
+        if let Err(error) = leases.close().await {
+            say(&format!(
+                "the store has not confirmed the release; the name is free after the ttl: {error}"
+            ));
+        }
+        result
+    }
+
+    async fn stand_with(
+        &self,
+        connection: &Connection,
+        leases: &LeaseManager,
+        signals: &mut Signals,
+    ) -> Result<Exit, Failure> {
+        let value = self.value.clone().unwrap_or_else(|| {
+            let owner = Owner::new("");
+            format!("{}:{}", owner.host, owner.pid)
+        });
+        let mut candidate = leases.election(&self.name).candidate(value);
+        loop {
+            let leadership = tokio::select! {
+                leadership = campaign(&mut candidate) => leadership?,
+                signal = signals.next() => return Ok(ended_by(signal)),
+            };
+            if self.program.verbose {
+                say(&format!("{}: this process leads", printable(&self.name)));
+            }
+            // The supervision forwards them to the program, so it does not say which there were.
+            let mut endings = Endings::new()?;
+            let outcome = self.lead(&leadership, connection, signals).await?;
+            match outcome {
+                Outcome::Lost => {
+                    let ending = pin!(endings.recv());
+                    if let Some(signal) = now_or_never(ending).await {
+                        return Ok(Exit(128 + signal));
+                    }
+                    say(&format!("{}: stands again", printable(&self.name)));
+                }
+                Outcome::Ended(code) => {
+                    if let Err(error) = leadership.resign().await
+                        && self.program.verbose
+                    {
+                        say(&format!("the release failed: {error}"));
+                    }
+                    return Ok(Exit(code));
+                }
+                Outcome::Unkept => {
+                    let _ = leadership.resign().await;
+                    return Ok(Exit::FAILED);
+                }
+            }
+        }
+    }
+
+    /// Runs the program under the lease of the leader.
+    async fn lead(
+        &self,
+        leadership: &Leadership,
+        connection: &Connection,
+        signals: &mut Signals,
+    ) -> Result<Outcome, Failure> {
+        let stop = || {
+            // Before the other: if this process is stopped in between, the lease must not become longer.
+            let now = Moment::now();
+            now.after(leadership.remaining())
+        };
+        let grant = Grant {
+            entries: vec![Entry::new(&self.name, leadership)],
+            slot: None,
+            grace: self.program.grace(connection),
+            stop: &stop,
+            lost: Box::pin(leadership.lost()),
+        };
+        supervise(&self.program, grant, signals).await
+    }
+}
+
+/// Campaigns until this candidate leads. An outage is waited out, and said once.
+async fn campaign(candidate: &mut Candidate) -> Result<Leadership, Failure> {
+    let mut is_said = false;
+    loop {
+        match candidate.campaign().await {
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                if !std::mem::replace(&mut is_said, true) {
+                    say(&format!("{error}; trying again"));
+                }
+                sleep(PAUSE).await;
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// Returns the output of a future if it is ready.
+async fn now_or_never<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}

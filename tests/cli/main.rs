@@ -3,8 +3,11 @@
 #[cfg(target_os = "linux")]
 mod contract;
 mod doctor;
+#[cfg(target_os = "linux")]
+mod elect;
 mod hold;
 mod look;
+#[cfg(target_os = "linux")]
 mod run;
 
 use kit::Server;

@@ -98,11 +98,6 @@ impl Tree {
     fn wait_until_up(&self) {
         eventually("the tree is up", || (alive(&self.mark).len() == 3).then_some(()));
     }
-
-    #[track_caller]
-    fn wait_until_gone(&self) {
-        eventually("the tree is gone", || alive(&self.mark).is_empty().then_some(()));
-    }
 }
 
 impl Drop for Tree {

@@ -170,7 +170,7 @@ async fn lease_ends_with_the_last_process_of_the_tree() {
     fs::remove_file(&done).expect("a file");
     let running = Running::start(run(&server.url(), &[&["-o"][..], &child].concat()));
     running.end().await.with(5);
-    kit::within(LONG, next.lock()).await.expect("a lease");
+    let _lease = kit::within(LONG, next.lock()).await.expect("a lease");
     assert!(!fs::exists(&done).expect("an answer"), "the process in the background has ended");
     fs::write(&go, "").expect("a file");
     eventually(LONG, || fs::exists(&done).expect("an answer")).await;

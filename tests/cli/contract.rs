@@ -26,7 +26,7 @@ const TTL: &str = "3s";
 
 /// The command with the store in its environment, and no other variable of its own.
 fn leasehold(url: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    let mut command = crate::program(env!("CARGO_BIN_EXE_leasehold"));
     for (name, _) in env::vars_os() {
         if name.to_string_lossy().starts_with("LEASEHOLD_") {
             command.env_remove(name);

@@ -23,9 +23,22 @@ fn leasehold(server: &Server) -> Command {
 
 /// The command, without a store.
 fn bare() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    let mut command = program(env!("CARGO_BIN_EXE_leasehold"));
     command.env_remove("LEASEHOLD_URL").env_remove("LEASEHOLD_PASSWORD_FILE");
     command
+}
+
+/// A program that ignores no signal.
+///
+/// The tests may run in the background, where a shell ignores some, and `leasehold` leaves ignored what was ignored.
+fn program(path: &str) -> Command {
+    if cfg!(target_os = "linux") {
+        let mut command = Command::new("env");
+        command.args(["--default-signal", path]);
+        command
+    } else {
+        Command::new(path)
+    }
 }
 
 /// Sends a signal to a program that was started.

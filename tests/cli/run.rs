@@ -26,7 +26,7 @@ fn unique() -> String {
 }
 
 fn leasehold(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    let mut command = crate::program(env!("CARGO_BIN_EXE_leasehold"));
     command.args(args).env("LEASEHOLD_URL", SERVER.url()).stdin(Stdio::null());
     command
 }
@@ -482,7 +482,7 @@ impl Terminal {
     }
 
     fn start_with(shell: &str) -> Self {
-        let mut command = Command::new("script");
+        let mut command = crate::program("script");
         command.args(["-qefc", shell, "/dev/null"]);
         command.env("LEASEHOLD_URL", SERVER.url()).env("PS1", "$ ");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());

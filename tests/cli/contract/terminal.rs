@@ -24,7 +24,7 @@ impl Terminal {
     async fn open(url: &str) -> Self {
         // The same environment as the command would have.
         let like = leasehold(url);
-        let mut command = Command::new("script");
+        let mut command = crate::program("script");
         command.args(["-qc", "bash --norc --noprofile -i", "/dev/null"]);
         for (name, value) in like.get_envs() {
             match value {
@@ -233,7 +233,7 @@ async fn outputs_that_take_nothing_are_the_childs_business() {
         ];
         let mut shell = leasehold(&server.url());
         let closing = format!("exec {} <&- >&- 2>&-", line(&words));
-        let mut closed = Command::new("sh");
+        let mut closed = crate::program("sh");
         closed.args(["-c", &closing]);
         for (name, value) in shell.stdin(Stdio::null()).get_envs() {
             match value {

@@ -342,7 +342,7 @@ impl Cramped {
     }
 
     fn shell(&self, script: &str) -> Command {
-        let mut shell = Command::new("sh");
+        let mut shell = crate::program("sh");
         let enter = format!("echo $$ > '{}/cgroup.procs' && {script}", self.folder.display());
         shell.args(["-c", &enter, "sh"]);
         shell

@@ -35,6 +35,13 @@ async fn hold_holds_until_its_input_ends() {
     assert_eq!(line["holder"], holder.holder.as_str());
     assert!(line["fence"].as_u64().is_some_and(|fence| fence > 0), "{line}");
     assert_eq!(holder.owner.expect("described").pid, child.id());
+    let label = async || {
+        let holder = leases.inspect("a").await.expect("an answer").expect("held");
+        holder.metadata.and_then(|metadata| metadata.label)
+    };
+    while label().await.as_deref() != Some("deploy") {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     drop(child.stdin.take());
     assert_eq!(child.wait().expect("ended").code(), Some(0));
     assert_eq!(leases.inspect("a").await.expect("an answer"), None);

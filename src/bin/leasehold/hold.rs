@@ -8,6 +8,7 @@ use crate::signals::{Endings, ended_by};
 use clap::Args;
 use leasehold::{Error, Lease, LeaseManager, ReadLease, WriteLease};
 use serde_json::json;
+use std::convert::Infallible;
 use std::io::{IsTerminal, stdin};
 use std::ops::Deref;
 use std::time::Duration;
@@ -36,9 +37,9 @@ pub(crate) struct Hold {
     /// Do not wait: end with 124 at once if another has the name
     #[arg(short, long, conflicts_with = "wait")]
     now: bool,
-    /// Write this beside the name, for those who inspect it
-    #[arg(long, value_name = "TEXT", conflicts_with_all = ["shared", "exclusive"])]
-    label: Option<String>,
+    /// What others see of it when they inspect the name
+    #[arg(long, value_name = "TEXT", default_value = "hold")]
+    label: String,
 }
 
 /// A lease of any mode.
@@ -110,6 +111,7 @@ impl Hold {
         tokio::select! {
             () = input_ends() => {}
             _ = endings.recv() => {}
+            never = described(&held) => match never {},
             loss = held.lost() => {
                 output::say(&format!("{} is lost: {loss}", output::printable(&self.name)));
                 return Ok(Exit::LOST);
@@ -127,7 +129,7 @@ impl Hold {
 
     async fn lock(&self, leases: &LeaseManager) -> Result<Option<Held>, Error> {
         if self.shared {
-            let mut lock = leases.rw_lock(&self.name);
+            let mut lock = leases.rw_lock(&self.name).label(&self.label);
             return Ok(match (self.now, self.wait) {
                 (true, _) => lock.try_read().await?,
                 (false, Some(wait)) => lock.read_timeout(wait).await?,
@@ -136,7 +138,7 @@ impl Hold {
             .map(Held::Shared));
         }
         if self.exclusive {
-            let mut lock = leases.rw_lock(&self.name);
+            let mut lock = leases.rw_lock(&self.name).label(&self.label);
             return Ok(match (self.now, self.wait) {
                 (true, _) => lock.try_write().await?,
                 (false, Some(wait)) => lock.write_timeout(wait).await?,
@@ -145,10 +147,7 @@ impl Hold {
             .map(Held::Exclusive));
         }
         let lock = if self.fair { leases.fair_lock(&self.name) } else { leases.lock(&self.name) };
-        let mut lock = match &self.label {
-            Some(label) => lock.label(label),
-            None => lock,
-        };
+        let mut lock = lock.label(&self.label);
         Ok(match (self.now, self.wait) {
             (true, _) => lock.try_lock().await?,
             (false, Some(wait)) => lock.lock_timeout(wait).await?,
@@ -156,6 +155,13 @@ impl Hold {
         }
         .map(Held::Alone))
     }
+}
+
+/// Shows others the label, which is written by itself only after a while.
+pub(crate) async fn described(lease: &Lease) -> Infallible {
+    // It is for people, so an error is of no interest.
+    let _ = lease.describe_now().await;
+    std::future::pending().await
 }
 
 /// Waits for the end of the standard input.

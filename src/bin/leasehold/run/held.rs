@@ -4,8 +4,10 @@ use super::Run;
 use super::clock::Moment;
 use crate::connection::Connection;
 use crate::exit::Failure;
+use crate::hold::described;
 use crate::output::say;
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, Loss, MultiLease, Result};
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -102,6 +104,19 @@ impl Held {
         match self {
             Self::One { lease, .. } => Box::pin(lease.lost()),
             Self::Set(lease) => Box::pin(lease.lost()),
+        }
+    }
+
+    /// Shows others which program it is.
+    pub(super) async fn described(&self) -> Infallible {
+        match self {
+            Self::One { lease, .. } => described(lease).await,
+            Self::Set(set) => {
+                for lease in set.leases() {
+                    let _ = lease.describe_now().await;
+                }
+                std::future::pending().await
+            }
         }
     }
 

@@ -203,7 +203,10 @@ impl Run {
         let Some(held) = held else {
             return Ok(self.busy());
         };
-        let outcome = self.supervise(&held, grace, signals).await;
+        let outcome = tokio::select! {
+            outcome = self.supervise(&held, grace, signals) => outcome,
+            never = held.described() => match never {},
+        };
         // A lost lease has nothing to release. One whose release fails is tried again when the manager is closed.
         if !matches!(outcome, Ok(Outcome::Lost))
             && let Err(error) = held.unlock().await

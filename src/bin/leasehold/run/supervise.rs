@@ -12,7 +12,7 @@ use super::tree::Tree;
 use super::{KEEPER, Run, environment, signals, terminal};
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::output::say;
+use crate::output::{printable, say};
 use leasehold::Loss;
 use rustix::io::Errno;
 use rustix::process::{
@@ -265,7 +265,9 @@ impl Session<'_> {
         self.overdue = Some(kill.after(grant.grace / 20));
         let signal = signals::text(self.run.on_lost);
         let left = duration::text(kill.left());
-        say(&format!("the lease is lost: {loss}; the program gets {signal}, and KILL in {left}"));
+        let names: Vec<_> = grant.entries.iter().map(|entry| printable(&entry.name)).collect();
+        let names = names.join(", ");
+        say(&format!("{names} is lost: {loss}; the program gets {signal}, and KILL in {left}"));
     }
 
     fn signalled(&mut self, signal: Signal) {

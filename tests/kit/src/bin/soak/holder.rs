@@ -215,7 +215,7 @@ async fn settle_in(
 }
 
 /// How long a lock rests at a process that lingers.
-pub fn lingers(ttl: Duration) -> Duration {
+pub fn linger_of(ttl: Duration) -> Duration {
     ttl / 20
 }
 
@@ -236,7 +236,7 @@ async fn connect(
         }
         // A quorum and ZooKeeper refuse it.
         if lingers && backend.url.starts_with("redis") && !backend.url.contains(',') {
-            builder = builder.linger(lingers(backend.ttl));
+            builder = builder.linger(linger_of(backend.ttl));
         }
         match builder.connect(&backend.url).await {
             Ok(leases) => return leases,

@@ -39,7 +39,7 @@ mod worker_log;
 mod workers;
 
 use faults::Plan;
-use holder::lingers;
+use holder::linger_of;
 use kit::Server;
 use kit::soak::history::{Event, What, Words, now};
 use kit::soak::leases::{Kind, LONGEST_KEEP};
@@ -337,7 +337,8 @@ fn count_holds(workers: &Workers, backends: &[Backend], log: &Log) -> Result<boo
     for (at, (_, name)) in places.iter().enumerate() {
         orders[at % PROCESSES].push_str(&format!(" {name}={}", count(at)));
     }
-    let rest = backends.iter().map(|backend| lingers(backend.house.ttl)).max().unwrap_or_default();
+    let rest =
+        backends.iter().map(|backend| linger_of(backend.house.ttl)).max().unwrap_or_default();
     let mut kept = true;
     let same = |word: &str| vec![word.to_owned(); PROCESSES];
     for (orders, less) in [(orders, 0), (same("lower"), 1), (same("release"), 3)] {

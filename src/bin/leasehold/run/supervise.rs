@@ -6,7 +6,7 @@ use super::clock::{Moment, Until, notice};
 use super::held::Entry;
 use super::keeper::Charge;
 use super::message::{Order, Report, send_file, send_line};
-use super::program::Program;
+use super::program::{Program, ended_by};
 use super::signals::{OTHER, Signals};
 use super::tree::Tree;
 use super::{KEEPER, Run, environment, signals, terminal};
@@ -249,6 +249,10 @@ impl Session<'_> {
                 // Its number may be that of another group from now on.
                 self.tree.group = None;
                 self.code = Some(code);
+                // The terminal has sent it to the child's group alone, so the next one is the second.
+                if self.has_terminal && code == ended_by(Signal::INT).0 {
+                    self.interrupts += 1;
+                }
                 if self.run.verbose {
                     say(&format!("the program has ended with {code}"));
                 }

@@ -94,6 +94,13 @@ impl Tree {
         Self { mark, script }
     }
 
+    /// One that makes orphans as fast as it can.
+    fn storm() -> Self {
+        let Self { mark, script } = Self::new();
+        let storm = "for i in $(seq 40); do (while :; do (: & ); done) & done";
+        Self { script: format!("{storm}; {script}"), mark }
+    }
+
     #[track_caller]
     fn wait_until_up(&self) {
         eventually("the tree is up", || (alive(&self.mark).len() == 3).then_some(()));
@@ -288,6 +295,27 @@ fn nested_run_of_a_held_name_is_refused_or_enters() {
     assert!(stderr(&refused).contains("--enter"), "{}", stderr(&refused));
     assert_eq!(run(inner("--enter", name)).status.code(), Some(4));
     assert_eq!(run(inner("--enter", &format!("{name} other"))).status.code(), Some(125));
+    // Another lock, which is not waited for; and what is held in another way is not entered.
+    assert_eq!(run(inner("--permit 2", name)).status.code(), Some(4));
+    assert_eq!(run(inner("--prefix other:", name)).status.code(), Some(4));
+    let shared =
+        |script: String| output(&["run", "--shared", &unique(), "--", "sh", "-c", &script]);
+    let entered =
+        shared(format!("{exe} run --enter --exclusive $LEASEHOLD_NAME -- sh -c 'exit 4'"));
+    assert_eq!(entered.status.code(), Some(125));
+    // What outlives a run has no lease to enter.
+    let late = unique();
+    let script = format!(
+        "(while [ ! -e /tmp/{late} ]; do sleep .05; done; {exe} run --enter {late} -- true; echo code-$?) &"
+    );
+    let mut run = leasehold(&["run", "-o", &late, "--", "sh", "-c", &script]);
+    let mut run = run.stdout(Stdio::piped()).spawn().expect("a run");
+    assert_eq!(wait(&mut run), Some(0));
+    fs::write(format!("/tmp/{late}"), "").expect("a file");
+    let mut said = String::new();
+    run.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    fs::remove_file(format!("/tmp/{late}")).expect("the file");
+    assert_eq!(said, "code-125\n");
     // The innermost run wins, and all are in the list.
     let other = &unique();
     let shown = format!("{exe} run {other} -- sh -c 'echo $LEASEHOLD_NAME $LEASEHOLD_HELD'");
@@ -312,8 +340,12 @@ fn lease_is_kept_until_the_whole_tree_has_ended() {
 }
 
 /// Runs a tree, makes a fault, and returns for how long the tree was gone when another process got the name.
-fn gone_before_next_holder(url: &str, options: &[&str], fault: impl Fn(&Child)) -> Duration {
-    let tree = Tree::new();
+fn gone_before_next_holder(
+    url: &str,
+    options: &[&str],
+    tree: Tree,
+    fault: impl Fn(&Child),
+) -> Duration {
     let name = unique();
     let mut args = vec!["run", &name, "--ttl=3s"];
     args.extend(options);
@@ -357,7 +389,7 @@ fn many(what: &str, options: &[&str], fault: impl Fn(&Child) + Sync) {
     let worker = || {
         let mut found = Vec::new();
         while next.fetch_add(1, Ordering::Relaxed) < runs() {
-            found.push(gone_before_next_holder(&SERVER.url(), options, &fault));
+            found.push(gone_before_next_holder(&SERVER.url(), options, Tree::new(), &fault));
         }
         found
     };
@@ -394,10 +426,40 @@ fn tree_is_gone_before_next_holder_after_the_keeper_is_killed() {
 }
 
 #[test]
+fn keeper_of_a_storm_of_orphans_looks_at_the_clock() {
+    for signal in [Signal::KILL, Signal::STOP] {
+        gone_before_next_holder(&SERVER.url(), &[], Tree::storm(), |run| send(run.id(), signal));
+    }
+}
+
+#[test]
+fn end_is_seen_where_the_caller_has_blocked_the_signal_of_it() {
+    let mut command = crate::program("env");
+    command.arg("--block-signal=CHLD").arg(env!("CARGO_BIN_EXE_leasehold"));
+    command.args(["run", &unique(), "--", "sh", "-c", "sleep .1; exit 4"]);
+    let mut run = command.env("LEASEHOLD_URL", SERVER.url()).spawn().expect("a run");
+    assert_eq!(wait(&mut run), Some(4));
+}
+
+#[test]
+fn signal_ends_the_wait_of_a_job_that_runs_elsewhere() {
+    let name = unique();
+    let lease = block_on(async { manager().await.lock(&name).lock().await.expect("a lease") });
+    let mut run = leasehold(&["run", "--once=1h", &name, "--", "true"]).spawn().expect("a run");
+    let channel = format!("redisson_lock__channel:{{{name}}}");
+    let waits = || SERVER.command(&["PUBSUB", "NUMSUB", &channel]).list()[1].int() > 0;
+    eventually("it waits", || waits().then_some(()));
+    send(run.id(), Signal::TERM);
+    assert_eq!(wait(&mut run), Some(128 + 15));
+    drop(lease);
+}
+
+#[test]
 fn tree_is_gone_before_next_holder_when_no_packet_passes() {
     for _ in 0..runs().div_ceil(5) {
         let proxy = Proxy::start(SERVER.port());
-        let gone = gone_before_next_holder(&proxy.url(), &[], |_| proxy.set(Mode::BlackHole));
+        let gone =
+            gone_before_next_holder(&proxy.url(), &[], Tree::new(), |_| proxy.set(Mode::BlackHole));
         eprintln!("black hole: gone before the grant by {gone:?}");
     }
 }

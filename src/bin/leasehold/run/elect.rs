@@ -1,11 +1,12 @@
 //! `leasehold elect`: runs a program while this machine leads, and stands again when the lead is lost.
 
 use super::clock::Moment;
+use super::environment::{Kind, Place};
+use super::held;
 use super::held::{Entry, PAUSE};
 use super::program::{Program, ended_by};
 use super::signals::{ENDING, Signals};
 use super::supervise::{Grant, Outcome, supervise};
-use super::{environment, held};
 use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
 use crate::on_runtime;
@@ -37,7 +38,7 @@ pub(crate) struct Elect {
 
 impl Elect {
     pub(crate) fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
-        if environment::is_held(&self.name) {
+        if Place::new(connection, Kind::Lock).outer(&self.name).is_some() {
             return Err(Failure::new(format!(
                 "{}: a run around this one has it (LEASEHOLD_HELD), so this one would wait forever",
                 printable(&self.name)
@@ -124,6 +125,7 @@ impl Elect {
             now.after(leadership.remaining())
         };
         let grant = Grant {
+            place: Place::new(connection, Kind::Lock),
             entries: vec![Entry::new(&self.name, leadership)],
             slot: None,
             grace: self.program.grace(connection),

@@ -41,7 +41,7 @@ impl Limit {
         }
     }
 
-    fn is_over(self) -> bool {
+    pub(super) fn is_over(self) -> bool {
         self.left().is_some_and(|left| left.is_zero())
     }
 }

@@ -36,10 +36,16 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::yield_now;
+use tokio::time::sleep;
 
 /// The time from one look for what is still alive to the next, while the tree is killed. It grows, for a process that may not be
 /// killed.
 const ROUND: Duration = Duration::from_millis(5);
+/// How many processes are reaped before the next look at the clock and at what leasehold says.
+const AT_ONCE: usize = 32;
+/// The time after which an end is seen without a signal.
+const LONGEST_UNSEEN: Duration = Duration::from_millis(500);
 const LONGEST_ROUND: Duration = Duration::from_millis(200);
 
 /// What leasehold says when it starts the keeper.
@@ -52,8 +58,8 @@ pub(super) struct Charge {
     pub(super) cgroup: Option<Cgroup>,
     /// The child waits until it has the terminal.
     pub(super) terminal: bool,
-    /// The group of leasehold, which gets the terminal back.
-    pub(super) home: Pid,
+    /// The group of leasehold, which gets the terminal back. `None` if it lies outside of this namespace.
+    pub(super) home: Option<Pid>,
 }
 
 impl Charge {
@@ -67,7 +73,7 @@ impl Charge {
             u8::from(self.close).to_string().into(),
             cgroup.unwrap_or_default(),
             u8::from(self.terminal).to_string().into(),
-            self.home.as_raw_nonzero().to_string().into(),
+            self.home.map_or(0, |home| home.as_raw_nonzero().get()).to_string().into(),
         ]
     }
 
@@ -83,7 +89,7 @@ impl Charge {
         let cgroup = word().filter(|path| !path.is_empty());
         let cgroup = cgroup.map(|path| Cgroup::at(PathBuf::from(path)));
         let terminal = number(word())? == 1;
-        let home = Pid::from_raw(small(number(word())?)?)?;
+        let home = Pid::from_raw(small(number(word())?)?);
         Some(Self { until: Until { stop, kill }, on_lost, close, cgroup, terminal, home })
     }
 }
@@ -134,12 +140,14 @@ async fn keep(charge: Charge, command: impl Iterator<Item = OsString>) -> io::Re
         reports: Some(reports),
         phase: Phase::Running,
         code: None,
+        has_more: false,
         denied: HashSet::new(),
         rounds: 0,
     };
     keeper.report(Report::Started(child.as_raw_nonzero().get()));
     keeper.reap();
     while !keeper.is_over() {
+        keeper.look_at_clock();
         timer.set(keeper.due())?;
         tokio::select! {
             biased;
@@ -152,6 +160,9 @@ async fn keep(charge: Charge, command: impl Iterator<Item = OsString>) -> io::Re
                 Ok(None) | Err(_) => keeper.be_alone(),
             },
             _ = children.recv() => keeper.reap(),
+            () = yield_now(), if keeper.has_more => keeper.reap(),
+            // The caller may have blocked the signal that a child sends.
+            () = sleep(LONGEST_UNSEEN) => keeper.reap(),
         }
     }
     Ok(())
@@ -195,6 +206,8 @@ struct Keeper {
     reports: Option<OwnedWriteHalf>,
     phase: Phase,
     code: Option<u8>,
+    /// More processes may have ended than were reaped.
+    has_more: bool,
     denied: HashSet<Pid>,
     /// How often the tree was killed.
     rounds: u32,
@@ -297,11 +310,16 @@ impl Keeper {
                 terminal::return_to(&self.input, self.child, self.charge.home);
             }
         }
-        loop {
+        self.has_more = true;
+        // A tree can make orphans as fast as they are reaped.
+        for _ in 0..AT_ONCE {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid == self.child => self.child_changed(status),
                 Ok(Some(_)) | Err(Errno::INTR) => {}
-                Ok(None) => break,
+                Ok(None) => {
+                    self.has_more = false;
+                    break;
+                }
                 Err(_) => return self.gone(),
             }
         }

@@ -36,9 +36,10 @@ use crate::connection::Connection;
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::on_runtime;
-use crate::output::say;
+use crate::output::{printable, say};
 use clap::Args;
 pub(crate) use elect::Elect;
+use environment::{Kind, Outer, Place};
 use held::{Held, Limit};
 use leasehold::{Builder, LeaseManager};
 use once::Done;
@@ -48,6 +49,7 @@ use std::env;
 use std::process::ExitCode;
 use std::time::Duration;
 use supervise::{Grant, Outcome, supervise};
+use tokio::time::sleep;
 
 /// The words that make this binary another process than leasehold.
 const KEEPER: &str = "__keeper";
@@ -132,27 +134,59 @@ pub(crate) fn helper() -> Option<ExitCode> {
 
 impl Run {
     pub(crate) fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
-        let held = self.names.iter().filter(|name| environment::is_held(name)).count();
-        if held > 0 {
-            return self.nested(held);
+        let place = self.place(connection);
+        let outer: Vec<_> = self.names.iter().filter_map(|name| place.outer(name)).collect();
+        match outer.is_empty() {
+            true => on_runtime(self.run(connection)),
+            false => self.nested(connection, &outer),
         }
-        on_runtime(self.run(connection))
+    }
+
+    fn place(&self, connection: &Connection) -> Place {
+        let kind = match () {
+            () if self.shared => Kind::Reader,
+            () if self.exclusive => Kind::Writer,
+            () if self.permit.is_some() => Kind::Permit,
+            () if self.slot.is_some() => Kind::Slot,
+            () => Kind::Lock,
+        };
+        Place::new(connection, kind)
     }
 
     /// Runs inside a run of one of these names: this one would wait for itself.
-    fn nested(&self, held: usize) -> Result<Exit, Failure> {
+    fn nested(self, connection: &Connection, outer: &[Outer]) -> Result<Exit, Failure> {
+        let names = self.printable_names();
         if !self.enter {
-            let names = self.names.join(", ");
             return Err(Failure::new(format!(
                 "{names}: a run around this one has it (LEASEHOLD_HELD), so this one would wait forever; --enter runs the program at once"
             )));
         }
-        if held < self.names.len() {
-            return Err(Failure::new(
-                "--enter needs all of the names in LEASEHOLD_HELD; this run has others, too",
-            ));
+        if outer.len() < self.names.len() || !outer.iter().all(|outer| outer.is_same_kind) {
+            return Err(Failure::new(format!(
+                "--enter needs a run around this one that has {names} in the same way"
+            )));
         }
+        on_runtime(async {
+            let leases = connection.connect().await?;
+            // The run around this one may have ended, where a process has outlived it.
+            for (name, outer) in self.names.iter().zip(outer) {
+                let holders = leases.holders(name).await?;
+                // A permit and a slot have another text in the store.
+                let is_whole = self.permit.is_none() && self.slot.is_none();
+                if is_whole && !holders.iter().any(|holder| holder.holder == outer.holder) {
+                    return Err(Failure::new(format!(
+                        "{}: the run around this one does not have it any more",
+                        printable(name)
+                    )));
+                }
+            }
+            Ok(Exit::SUCCESS)
+        })?;
         Err(launch::become_program(&self.program.command))
+    }
+
+    fn printable_names(&self) -> String {
+        self.names.iter().map(|name| printable(name)).collect::<Vec<_>>().join(", ")
     }
 
     async fn run(self, connection: &Connection) -> Result<Exit, Failure> {
@@ -185,16 +219,7 @@ impl Run {
     ) -> Result<Exit, Failure> {
         let grace = self.program.grace(connection);
         if let Some(keep) = self.once {
-            return match once::run_once(self, leases, keep, limit, grace, signals).await? {
-                Done::Ran(outcome) => Ok(supervise::exit(self, outcome)),
-                Done::Busy => Ok(self.busy()),
-                Done::Before(closed) => {
-                    if self.program.verbose {
-                        say(&format!("{} is done: {closed:?}", self.names.join(", ")));
-                    }
-                    Ok(Exit::SUCCESS)
-                }
-            };
+            return self.run_once(connection, leases, keep, limit, signals).await;
         }
         let held = tokio::select! {
             held = held::acquire(self, leases, limit) => held?,
@@ -204,7 +229,7 @@ impl Run {
             return Ok(self.busy());
         };
         let outcome = tokio::select! {
-            outcome = self.supervise(&held, grace, signals) => outcome,
+            outcome = self.supervise(connection, &held, grace, signals) => outcome,
             never = held.described() => match never {},
         };
         // A lost lease has nothing to release. One whose release fails is tried again when the manager is closed.
@@ -217,14 +242,55 @@ impl Run {
         Ok(supervise::exit(self, outcome?))
     }
 
+    /// Runs the program once. While the store does not answer, it tries again, as long as the wait allows it.
+    async fn run_once(
+        &self,
+        connection: &Connection,
+        leases: &LeaseManager,
+        keep: Duration,
+        limit: Limit,
+        signals: &mut Signals,
+    ) -> Result<Exit, Failure> {
+        let place = self.place(connection);
+        let grace = self.program.grace(connection);
+        let mut is_said = false;
+        loop {
+            match once::run_once(self, leases, place, keep, limit, grace, signals).await? {
+                Done::Ran(outcome) => return Ok(supervise::exit(self, outcome)),
+                Done::Busy => return Ok(self.busy()),
+                Done::Before(closed) => {
+                    if self.program.verbose {
+                        say(&format!("{} is done: {closed:?}", self.printable_names()));
+                    }
+                    return Ok(Exit::SUCCESS);
+                }
+                Done::Signalled(signal) => return Ok(ended_by(signal)),
+                Done::Unavailable(error) if self.fail_fast || limit.is_over() => {
+                    return Err(error.into());
+                }
+                Done::Unavailable(error) => {
+                    if !std::mem::replace(&mut is_said, true) {
+                        say(&format!("{error}; trying again"));
+                    }
+                    tokio::select! {
+                        () = sleep(held::PAUSE) => {}
+                        signal = signals.next() => return Ok(ended_by(signal)),
+                    }
+                }
+            }
+        }
+    }
+
     async fn supervise(
         &self,
+        connection: &Connection,
         held: &Held,
         grace: Duration,
         signals: &mut Signals,
     ) -> Result<Outcome, Failure> {
         let stop = || held.stop();
         let grant = Grant {
+            place: self.place(connection),
             entries: held.entries(&self.names),
             slot: held.slot(),
             grace,
@@ -250,7 +316,7 @@ impl Run {
 
     fn busy(&self) -> Exit {
         if self.program.verbose {
-            say(&format!("{} was not free in time", self.names.join(", ")));
+            say(&format!("{} was not free in time", self.printable_names()));
         }
         Exit(self.busy_code)
     }

@@ -2,14 +2,16 @@
 
 use super::Run;
 use super::clock::Moment;
+use super::environment::Place;
 use super::held::{Entry, Limit};
 use super::signals::Signals;
 use super::supervise::{Grant, Outcome, supervise};
 use crate::exit::Failure;
 use crate::output::say;
-use leasehold::{Closed, Lease, LeaseManager, Loss, Once};
+use leasehold::{Closed, Error, ErrorKind, Lease, LeaseManager, Loss, Once};
+use rustix::process::Signal;
 use std::cell::Cell;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
@@ -25,6 +27,19 @@ pub(super) enum Done {
     Busy,
     /// It was done before.
     Before(Closed),
+    /// A signal has ended the wait.
+    Signalled(Signal),
+    /// The store does not answer, and nothing has run.
+    Unavailable(Error),
+}
+
+/// What became of the part that runs the program.
+enum Child {
+    Ran(Result<Outcome, Failure>),
+    /// The library has not begun.
+    None,
+    /// The wait was ended.
+    Signalled(Signal),
 }
 
 /// What the supervision needs of the lease, which the library keeps.
@@ -37,6 +52,7 @@ struct Begun {
 pub(super) async fn run_once(
     run: &Run,
     leases: &LeaseManager,
+    place: Place,
     keep: Duration,
     limit: Limit,
     grace: Duration,
@@ -71,20 +87,41 @@ pub(super) async fn run_once(
         }
     };
     let child = async {
-        let Begun { entry, lost } = match begun.await {
-            Ok(begun) => begun,
-            Err(_) => return None,
+        let Begun { entry, lost } = tokio::select! {
+            begun = begun => match begun {
+                Ok(begun) => begun,
+                Err(_) => return Child::None,
+            },
+            signal = signals.next() => return Child::Signalled(signal),
         };
         let read = || stop.get();
-        let grant = Grant { entries: vec![entry], slot: None, grace, stop: &read, lost };
+        let grant = Grant { place, entries: vec![entry], slot: None, grace, stop: &read, lost };
         let outcome = supervise(&run.program, grant, signals).await;
         if let Ok(outcome) = &outcome {
             let _ = end.send(*outcome);
         }
-        Some(outcome)
+        Child::Ran(outcome)
     };
-    let (once, outcome) = tokio::join!(job.run(body), child);
-    if let Some(outcome) = outcome {
+    let mut work = pin!(job.run(body));
+    let mut child = pin!(child);
+    let mut once = None;
+    let child = tokio::select! {
+        biased;
+        child = &mut child => child,
+        done = &mut work => {
+            once = Some(done);
+            child.await
+        }
+    };
+    if let Child::Signalled(signal) = child {
+        // The wait ends with the call, which is dropped.
+        return Ok(Done::Signalled(signal));
+    }
+    let once = match once {
+        Some(once) => once,
+        None => work.await,
+    };
+    if let Child::Ran(outcome) = child {
         let outcome = outcome?;
         match once {
             Ok(Once::Unconfirmed(_, error)) => {
@@ -97,8 +134,10 @@ pub(super) async fn run_once(
         }
         return Ok(Done::Ran(outcome));
     }
-    match once? {
-        Once::AlreadyDone(closed) => Ok(Done::Before(closed)),
-        _ => Ok(Done::Busy),
+    match once {
+        Err(error) if error.kind() == ErrorKind::Unavailable => Ok(Done::Unavailable(error)),
+        Err(error) => Err(error.into()),
+        Ok(Once::AlreadyDone(closed)) => Ok(Done::Before(closed)),
+        Ok(_) => Ok(Done::Busy),
     }
 }

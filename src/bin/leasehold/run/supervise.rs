@@ -3,12 +3,13 @@
 
 use super::cgroup::Cgroup;
 use super::clock::{Moment, Until, notice};
+use super::environment::Place;
 use super::held::Entry;
 use super::keeper::Charge;
 use super::message::{Order, Report, send_file, send_line};
 use super::program::{Program, ended_by};
 use super::signals::{OTHER, Signals};
-use super::tree::Tree;
+use super::tree::{Tree, own_group};
 use super::{KEEPER, Run, environment, signals, terminal};
 use crate::duration;
 use crate::exit::{Exit, Failure};
@@ -16,7 +17,7 @@ use crate::output::{printable, say};
 use leasehold::Loss;
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpgrp, getpid, kill_current_process_group, kill_process,
+    Pid, Signal, WaitOptions, getpid, kill_current_process_group, kill_process,
     set_child_subreaper, wait, waitpid,
 };
 use std::collections::HashSet;
@@ -42,6 +43,7 @@ const LAST: Duration = Duration::from_secs(1);
 
 /// What the child runs under.
 pub(super) struct Grant<'a> {
+    pub(super) place: Place,
     pub(super) entries: Vec<Entry>,
     pub(super) slot: Option<u32>,
     pub(super) grace: Duration,
@@ -92,7 +94,7 @@ pub(super) async fn supervise(
         close: run.close,
         cgroup: cgroup.clone(),
         terminal,
-        home: getpgrp(),
+        home: own_group(),
     };
     let keeper = Keeper::start(run, &grant, &charge);
     if keeper.is_err()
@@ -161,7 +163,7 @@ impl Keeper {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("leasehold-keeper").arg(KEEPER).args(charge.args()).args(&run.command);
         command.stdin(Stdio::from(OwnedFd::from(theirs))).process_group(0);
-        environment::set(&mut command, &grant.entries, grant.slot);
+        environment::set(&mut command, grant.place, &grant.entries, grant.slot);
         let child = command.spawn()?;
         // It has the other end of the socket, which must end with the keeper.
         drop(command);
@@ -282,7 +284,11 @@ impl Session<'_> {
             _ => {}
         }
         match signal {
-            Signal::INT if self.interrupts > 1 => self.keeper.order(Order::Kill),
+            Signal::INT if self.interrupts > 1 => {
+                self.keeper.order(Order::Kill);
+                // If the keeper is stopped, leasehold does it.
+                self.overdue.get_or_insert(Moment::now().after(LAST));
+            }
             Signal::CONT => {
                 if terminal::is_ours() && (self.has_terminal || terminal::is_for_child()) {
                     self.give_terminal();

@@ -3,8 +3,9 @@
 //! A process outside the foreground group is stopped when it changes that group. So leasehold gives the terminal away while it
 //! is in that group itself, and a helper that joins the child's group returns it.
 
+use super::tree;
 use crate::exit::Exit;
-use rustix::process::{Pid, getpgrp, getppid, getsid};
+use rustix::process::{Pid, getpid, getppid};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use std::ffi::OsString;
 use std::io::{IsTerminal, stdin, stdout};
@@ -23,7 +24,7 @@ pub(super) fn is_for_child() -> bool {
 
 /// Returns whether the standard input is a terminal, and this process is in the foreground.
 pub(super) fn is_ours() -> bool {
-    stdin().is_terminal() && tcgetpgrp(stdin()).is_ok_and(|group| group == getpgrp())
+    stdin().is_terminal() && tcgetpgrp(stdin()).is_ok_and(|group| Some(group) == tree::own_group())
 }
 
 /// Makes a group that of the foreground, from within that one.
@@ -32,7 +33,10 @@ pub(super) fn give(group: Pid) {
 }
 
 /// Returns the terminal to `home`, if `group` is in the foreground.
-pub(super) fn return_to(terminal: &OwnedFd, group: Pid, home: Pid) {
+pub(super) fn return_to(terminal: &OwnedFd, group: Pid, home: Option<Pid>) {
+    let Some(home) = home else {
+        return;
+    };
     if !terminal.is_terminal() || !tcgetpgrp(terminal).is_ok_and(|now| now == group) {
         return;
     }
@@ -59,6 +63,5 @@ pub(super) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// Returns whether a shell can continue this process when it is stopped: one of the same session has started it.
 pub(super) fn has_shell() -> bool {
-    let session = |pid| getsid(pid).ok();
-    getppid().is_some_and(|parent| session(Some(parent)) == session(None))
+    getppid().is_some_and(|parent| tree::session(parent) == tree::session(getpid()))
 }

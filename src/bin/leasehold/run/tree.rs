@@ -26,7 +26,19 @@ struct Process {
     pid: Pid,
     parent: i32,
     group: i32,
+    session: i32,
     is_dead: bool,
+}
+
+/// Returns the group of this process. `None` if it lies outside of the namespace, as that of a container's first process may: a
+/// system call says 0 then, which is no [`Pid`].
+pub(super) fn own_group() -> Option<Pid> {
+    Pid::from_raw(read(getpid().as_raw_nonzero().get())?.group)
+}
+
+/// Returns the number of the session of a process; `None` if it is not known.
+pub(super) fn session(pid: Pid) -> Option<i32> {
+    Some(read(pid.as_raw_nonzero().get())?.session)
 }
 
 impl Tree {
@@ -118,6 +130,20 @@ fn read(number: i32) -> Option<Process> {
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
     let group = fields.next()?.parse().ok()?;
+    let session = fields.next()?.parse().ok()?;
     let is_dead = matches!(state, "Z" | "X");
-    Some(Process { pid: Pid::from_raw(number)?, parent, group, is_dead })
+    Some(Process { pid: Pid::from_raw(number)?, parent, group, session, is_dead })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{getpgrp, getsid};
+
+    #[test]
+    fn group_and_session_are_those_of_the_system_calls() {
+        assert_eq!(own_group(), Some(getpgrp()));
+        assert_eq!(session(getpid()), getsid(None).ok().map(|pid| pid.as_raw_nonzero().get()));
+        assert_eq!(session(Pid::from_raw(i32::MAX).expect("a number")), None);
+    }
 }

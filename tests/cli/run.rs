@@ -96,9 +96,10 @@ impl Tree {
 
     /// One that makes orphans as fast as it can.
     fn storm() -> Self {
-        let Self { mark, script } = Self::new();
+        let mut tree = Self::new();
         let storm = "for i in $(seq 40); do (while :; do (: & ); done) & done";
-        Self { script: format!("{storm}; {script}"), mark }
+        tree.script = format!("{storm}; {}", tree.script);
+        tree
     }
 
     #[track_caller]
@@ -308,12 +309,12 @@ fn nested_run_of_a_held_name_is_refused_or_enters() {
     let script = format!(
         "(while [ ! -e /tmp/{late} ]; do sleep .05; done; {exe} run --enter {late} -- true; echo code-$?) &"
     );
-    let mut run = leasehold(&["run", "-o", &late, "--", "sh", "-c", &script]);
-    let mut run = run.stdout(Stdio::piped()).spawn().expect("a run");
-    assert_eq!(wait(&mut run), Some(0));
+    let mut outliving = leasehold(&["run", "-o", &late, "--", "sh", "-c", &script]);
+    let mut outliving = outliving.stdout(Stdio::piped()).spawn().expect("a run");
+    assert_eq!(wait(&mut outliving), Some(0));
     fs::write(format!("/tmp/{late}"), "").expect("a file");
     let mut said = String::new();
-    run.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    outliving.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
     fs::remove_file(format!("/tmp/{late}")).expect("the file");
     assert_eq!(said, "code-125\n");
     // The innermost run wins, and all are in the list.

@@ -297,7 +297,6 @@ fn nested_run_of_a_held_name_is_refused_or_enters() {
     assert_eq!(run(inner("--enter", name)).status.code(), Some(4));
     assert_eq!(run(inner("--enter", &format!("{name} other"))).status.code(), Some(125));
     // Another lock, which is not waited for; and what is held in another way is not entered.
-    assert_eq!(run(inner("--permit 2", name)).status.code(), Some(4));
     assert_eq!(run(inner("--prefix other:", name)).status.code(), Some(4));
     let shared =
         |script: String| output(&["run", "--shared", &unique(), "--", "sh", "-c", &script]);

@@ -3,6 +3,7 @@
 use crate::{Lines, leasehold};
 use kit::Server;
 use leasehold::{LeaseManager, Loss};
+use std::io::Read;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ fn holds(server: &Server, arguments: &[&str]) -> (Child, Lines, serde_json::Valu
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .expect("started");
     let mut lines = Lines::of(child.stdout.take().expect("piped"));
@@ -54,8 +56,11 @@ async fn hold_ends_when_its_lease_is_lost() {
     let (mut child, _lines, _) = holds(&server, &["a"]);
     // A wait for the child would close its input.
     let _input = child.stdin.take();
-    assert!(leases.force_unlock("a", "a test").await.expect("released"));
+    assert!(leases.force_unlock("a", "its host is gone").await.expect("released"));
+    let mut said = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
     assert_eq!(child.wait().expect("ended").code(), Some(123));
+    assert!(said.contains("a is lost") && said.contains("its host is gone"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,6 +142,11 @@ async fn unlock_asks_or_wants_yes_and_says_why() {
         .expect("ended");
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(output.stdout, b"{\"name\":\"a\",\"released\":true}\n");
+    let again = leasehold(&server)
+        .args(["unlock", "a", "--force", "--why", "a test", "--yes"])
+        .output()
+        .expect("ended");
+    assert_eq!(again.status.code(), Some(1), "{again:?}");
     assert_eq!(lease.lost().await, Loss::Revoked);
     let note = lease.note().await.expect("an answer").expect("a note");
     assert!(note.why.contains("a test"), "{note:?}");

@@ -76,7 +76,7 @@ async fn list_and_inspect_show_what_is_known_of_all_holders() {
     assert_eq!(output.status.code(), Some(0));
     let [object] = &objects(&output)[..] else { panic!("one line") };
     let holder = &object["holders"][0];
-    assert_eq!((&holder["label"], &holder["token"]), (&"import".into(), &token.into()));
+    assert_eq!((&holder["label"], &holder["fence"]), (&"import".into(), &token.into()));
     assert_eq!(
         (&holder["owner"]["host"], &holder["owner"]["pid"]),
         (&host.into(), &std::process::id().into())

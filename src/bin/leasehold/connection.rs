@@ -26,6 +26,8 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "TEXT")]
     pub(crate) prefix: Option<String>,
     /// The time to live of a lease: if this machine ends without a word, others get the name so much later
+    ///
+    /// A time is 500ms, 30s, 5m, 2h or 1d, or a number of seconds.
     #[arg(long, global = true, default_value = "30s", value_parser = duration::parse, value_name = "TIME")]
     pub(crate) ttl: Duration,
 }
@@ -48,7 +50,19 @@ impl Connection {
         if let Some(prefix) = &self.prefix {
             builder = builder.prefix(prefix);
         }
+        if self.user.is_some() && self.password_file.is_none() {
+            return Err(Failure::new(
+                "a user is named, but no password: set LEASEHOLD_PASSWORD_FILE, or put the user and the password into LEASEHOLD_URL",
+            ));
+        }
         if let Some(file) = &self.password_file {
+            // A file that is missing at the start is a mistake; one that is away later may be on its way.
+            std::fs::read(file).map_err(|error| {
+                Failure::new(format!(
+                    "the password file {} cannot be read: {error}",
+                    file.display()
+                ))
+            })?;
             let file = PasswordFile::new(file);
             builder = builder.credentials(match &self.user {
                 Some(user) => file.user(user),
@@ -59,7 +73,7 @@ impl Connection {
     }
 
     pub(crate) fn url(&self) -> Result<&str, Failure> {
-        let url = self.url.as_deref().ok_or_else(|| {
+        let url = self.url.as_deref().filter(|url| !url.is_empty()).ok_or_else(|| {
             Failure::new("no store is named: set LEASEHOLD_URL, or give --url redis://HOST")
         })?;
         if has_secret(url) && is_argument(url) {

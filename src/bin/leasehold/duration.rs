@@ -1,4 +1,4 @@
-//! Durations as people write them: `500ms`, `30s`, `5m`, `2h`, or a number of seconds.
+//! Durations as people write them: `500ms`, `30s`, `5m`, `2h`, `1d`, or a number of seconds.
 
 use std::time::Duration;
 
@@ -6,13 +6,14 @@ use std::time::Duration;
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
-    let expected = || format!("expected a duration such as 500ms, 30s, 5m or 2h, not {text:?}");
+    let expected = || format!("expected a duration such as 500ms, 30s, 5m, 2h or 1d, not {text:?}");
     let number: f64 = number.parse().map_err(|_| expected())?;
     let seconds = match unit {
         "ms" => number / 1000.0,
         "" | "s" => number,
         "m" => number * 60.0,
         "h" => number * 3600.0,
+        "d" => number * 86_400.0,
         _ => return Err(expected()),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| expected())
@@ -36,9 +37,14 @@ mod tests {
 
     #[test]
     fn durations_are_read_with_and_without_a_unit() {
-        for (text, millis) in
-            [("500ms", 500), ("30s", 30_000), ("5m", 300_000), ("2h", 7_200_000), ("1.5", 1_500)]
-        {
+        for (text, millis) in [
+            ("500ms", 500),
+            ("30s", 30_000),
+            ("5m", 300_000),
+            ("2h", 7_200_000),
+            ("1d", 86_400_000),
+            ("1.5", 1_500),
+        ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
         }
         for text in ["", "s", "5 s", "5x", "-1s", "1e5", "."] {

@@ -99,7 +99,7 @@ impl Hold {
                 "name": self.name,
                 "holder": held.holder_id().to_string(),
                 "fence": held.fence(),
-                "ttl": held.remaining().as_secs_f64(),
+                "left_ms": u64::try_from(held.remaining().as_millis()).unwrap_or(u64::MAX),
             })
             .to_string(),
         );
@@ -114,6 +114,7 @@ impl Hold {
             never = described(&held) => match never {},
             loss = held.lost() => {
                 output::say(&format!("{} is lost: {loss}", output::printable(&self.name)));
+                say_why(&held).await;
                 return Ok(Exit::LOST);
             }
         }
@@ -154,6 +155,14 @@ impl Hold {
             (false, None) => Some(lock.lock().await?),
         }
         .map(Held::Alone))
+    }
+}
+
+/// Says who has taken a lease away, and why, if the one who did has left a note.
+pub(crate) async fn say_why(lease: &Lease) {
+    if let Ok(Some(note)) = lease.note().await {
+        let by = output::printable(&note.by);
+        output::say(&format!("{by} has taken it away: {}", output::printable(&note.why)));
     }
 }
 

@@ -32,15 +32,14 @@ pub(crate) async fn inspect(connection: Connection, args: InspectArgs) -> Result
     let leases = connection.connect().await?;
     let holders = leases.holders(&name).await?;
     let _ = leases.close().await;
-    if holders.is_empty() {
-        output::say(&format!("{} is free", output::printable(&name)));
-        return Ok(FREE);
-    }
+    let exit = if holders.is_empty() { FREE } else { Exit::SUCCESS };
     let look = Look { name, holders };
     if json {
         output::object(look.object())?;
+    } else if look.holders.is_empty() {
+        output::say(&format!("{} is free", output::printable(&look.name)));
     } else {
         look::print(&[look])?;
     }
-    Ok(Exit::SUCCESS)
+    Ok(exit)
 }

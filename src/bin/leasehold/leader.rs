@@ -48,7 +48,11 @@ impl ShowLeader {
         let mut view = leases.election(&self.name).observe();
         let leader = known(&mut view).await?;
         if leader.is_vacant() {
-            output::say(&format!("{} has no leader", output::printable(&self.name)));
+            if self.json {
+                output::line(&self.json(&leader))?;
+            } else {
+                output::say(&format!("{} has no leader", output::printable(&self.name)));
+            }
             return Ok(Exit(1));
         }
         if self.json {
@@ -109,7 +113,9 @@ async fn known(view: &mut View) -> Result<Leader, Failure> {
     let _ = timeout(SETTLED, settled).await;
     let leader = view.current();
     match leader.stale_since {
-        Some(_) => Err(Failure::new("the store does not answer")),
+        Some(_) => Err(Failure::new(
+            "who leads is not known: the store does not answer, or the name is that of a semaphore or a read-write lock",
+        )),
         None => Ok(leader),
     }
 }

@@ -177,7 +177,7 @@ fn holder(info: &HolderInfo) -> Value {
         "value": metadata.and_then(|data| data.value.as_ref()),
         "age_ms": age(info).map(millis),
         "left_ms": info.remaining.map(millis),
-        "token": metadata.and_then(|data| data.fence),
+        "fence": metadata.and_then(|data| data.fence),
     })
 }
 

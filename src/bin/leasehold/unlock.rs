@@ -11,7 +11,9 @@ use std::io::{IsTerminal, stdin};
 /// Release a name that another process holds, by force
 ///
 /// The next holder can get the name while the old one still works, so use it only if you know that the old holder is dead or
-/// must be stopped. The old holder finds the reason beside its loss.
+/// must be stopped. `leasehold run` and `hold` say the reason there, and other programs find it beside their loss.
+///
+/// Ends with 1 if the name was not held, or is left as it is.
 #[derive(Debug, Args)]
 pub(crate) struct Unlock {
     /// The name
@@ -38,7 +40,8 @@ impl Unlock {
             output::say(&format!("{} is held by {}", self.name(), describe(holder)));
         }
         if !self.yes && !holders.is_empty() && !self.confirmed().await? {
-            return Err(Failure::new(format!("{} was left as it is", self.name())));
+            let left = Failure::new(format!("{} was left as it is", self.name()));
+            return Err(left.with_exit(Exit(1)));
         }
         let released = leases.force_unlock(&self.name, &self.why).await?;
         if self.json {
@@ -49,7 +52,7 @@ impl Unlock {
             output::say(&format!("{} was not held", self.name()));
         }
         leases.close().await.map_err(|error| Failure::new(error.to_string()))?;
-        Ok(Exit::SUCCESS)
+        Ok(if released { Exit::SUCCESS } else { Exit(1) })
     }
 
     fn name(&self) -> String {

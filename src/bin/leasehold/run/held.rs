@@ -4,7 +4,7 @@ use super::Run;
 use super::clock::Moment;
 use crate::connection::Connection;
 use crate::exit::Failure;
-use crate::hold::described;
+use crate::hold::{described, say_why};
 use crate::output::say;
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, Loss, MultiLease, Result};
 use std::convert::Infallible;
@@ -116,6 +116,18 @@ impl Held {
                     let _ = lease.describe_now().await;
                 }
                 std::future::pending().await
+            }
+        }
+    }
+
+    /// Says who has taken the names away, and why.
+    pub(super) async fn say_why(&self) {
+        match self {
+            Self::One { lease, .. } => say_why(lease).await,
+            Self::Set(set) => {
+                for lease in set.leases() {
+                    say_why(lease).await;
+                }
             }
         }
     }

@@ -45,7 +45,9 @@ use leasehold::{Builder, LeaseManager};
 use once::Done;
 use program::{Program, ended_by};
 use signals::{ENDING, Signals};
+use std::convert::Infallible;
 use std::env;
+use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
 use std::time::Duration;
 use supervise::{Grant, Outcome, supervise};
@@ -95,7 +97,7 @@ pub(crate) struct Run {
     #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     wait: Option<Duration>,
     /// Do not wait
-    #[arg(short, conflicts_with = "wait")]
+    #[arg(short, long = "now", conflicts_with = "wait")]
     no_wait: bool,
     /// The exit code when the lease was lost
     #[arg(long, value_name = "CODE", default_value_t = Exit::LOST.0)]
@@ -224,6 +226,7 @@ impl Run {
         let held = tokio::select! {
             held = held::acquire(self, leases, limit) => held?,
             signal = signals.next() => return Ok(ended_by(signal)),
+            never = self.says_that_it_waits() => match never {},
         };
         let Some(held) = held else {
             return Ok(self.busy());
@@ -232,6 +235,9 @@ impl Run {
             outcome = self.supervise(connection, &held, grace, signals) => outcome,
             never = held.described() => match never {},
         };
+        if matches!(outcome, Ok(Outcome::Lost)) {
+            held.say_why().await;
+        }
         // A lost lease has nothing to release. One whose release fails is tried again when the manager is closed.
         if !matches!(outcome, Ok(Outcome::Lost))
             && let Err(error) = held.unlock().await
@@ -312,6 +318,15 @@ impl Run {
             ));
         }
         self.program.builder(connection)
+    }
+
+    /// Says on a terminal, or if it is asked for, what a run waits for that does not begin at once.
+    async fn says_that_it_waits(&self) -> Infallible {
+        if self.program.verbose || stderr().is_terminal() {
+            sleep(Duration::from_secs(1)).await;
+            say(&format!("waits for {}", self.printable_names()));
+        }
+        std::future::pending().await
     }
 
     fn busy(&self) -> Exit {

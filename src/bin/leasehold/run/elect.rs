@@ -1,7 +1,7 @@
 //! `leasehold elect`: runs a program while this machine leads, and stands again when the lead is lost.
 
 use super::clock::Moment;
-use super::environment::{Kind, Place};
+use super::environment::{Mode, Scope};
 use super::held;
 use super::held::{Entry, PAUSE};
 use super::program::{Program, ended_by};
@@ -38,7 +38,7 @@ pub(crate) struct Elect {
 
 impl Elect {
     pub(crate) fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
-        if Place::new(connection, Kind::Lock).outer(&self.name).is_some() {
+        if Scope::new(connection, Mode::Lock).outer(&self.name).is_some() {
             return Err(Failure::new(format!(
                 "{}: a run around this one has it (LEASEHOLD_HELD), so this one would wait forever",
                 printable(&self.name)
@@ -125,7 +125,7 @@ impl Elect {
             now.after(leadership.remaining())
         };
         let grant = Grant {
-            place: Place::new(connection, Kind::Lock),
+            scope: Scope::new(connection, Mode::Lock),
             entries: vec![Entry::new(&self.name, leadership)],
             slot: None,
             grace: self.program.grace(connection),

@@ -13,7 +13,7 @@ const OUTER: &str = "LEASEHOLD_OUTER";
 
 /// How a name is held. Names of different kinds are different locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(super) enum Mode {
     Lock,
     Reader,
     Writer,
@@ -21,24 +21,24 @@ pub(super) enum Kind {
     Slot,
 }
 
-impl Kind {
-    /// Returns the letter of the kind, and that of the lock it is a part of.
+impl Mode {
+    /// Returns the letter of the mode, and that of the lock it is a part of.
     fn letters(self) -> (char, char) {
         match self {
-            Kind::Lock => ('l', 'l'),
-            Kind::Reader => ('r', 'w'),
-            Kind::Writer => ('w', 'w'),
-            Kind::Permit => ('p', 'p'),
-            Kind::Slot => ('s', 's'),
+            Mode::Lock => ('l', 'l'),
+            Mode::Reader => ('r', 'w'),
+            Mode::Writer => ('w', 'w'),
+            Mode::Permit => ('p', 'p'),
+            Mode::Slot => ('s', 's'),
         }
     }
 }
 
-/// Where names are held: a store, a prefix, and a kind.
+/// Where names are held: a store, a prefix, and a mode.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct Scope {
     store: u64,
-    kind: Kind,
+    mode: Mode,
 }
 
 /// What a run around this one has.
@@ -46,20 +46,20 @@ pub(super) struct Place {
 pub(super) struct Outer {
     pub(super) holder: String,
     /// It is held in the same way, so a program can run under it as under a lease of this run.
-    pub(super) is_same_kind: bool,
+    pub(super) is_same_mode: bool,
 }
 
-impl Place {
-    pub(super) fn new(connection: &Connection, kind: Kind) -> Self {
+impl Scope {
+    pub(super) fn new(connection: &Connection, mode: Mode) -> Self {
         let mut hasher = DefaultHasher::new();
         (&connection.url, &connection.prefix).hash(&mut hasher);
-        Self { store: hasher.finish(), kind }
+        Self { store: hasher.finish(), mode }
     }
 
     /// Returns the number of a lock.
     fn number(self, name: &str) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (self.store, self.kind.letters().1, name).hash(&mut hasher);
+        (self.store, self.mode.letters().1, name).hash(&mut hasher);
         hasher.finish()
     }
 
@@ -72,21 +72,22 @@ impl Place {
         let number = format!("{:016x}", self.number(name));
         list.rsplit(',').find_map(|entry| {
             let mut parts = entry.splitn(3, '/');
-            let (lock, kind) = (parts.next()?, parts.next()?);
+            let lock = parts.next()?;
+            let mode = parts.next()?;
             let holder = parts.next()?.to_owned();
-            let is_same_kind = kind == self.kind.letters().0.to_string();
-            (lock == number).then_some(Outer { holder, is_same_kind })
+            let is_same_mode = mode == self.mode.letters().0.to_string();
+            (lock == number).then_some(Outer { holder, is_same_mode })
         })
     }
 
     /// Writes what [`find`](Self::find) reads.
     fn write(self, entry: &Entry) -> String {
-        format!("{:016x}/{}/{}", self.number(&entry.name), self.kind.letters().0, entry.token)
+        format!("{:016x}/{}/{}", self.number(&entry.name), self.mode.letters().0, entry.token)
     }
 }
 
 /// Sets the variables of a command that runs under these leases. Those of the innermost run win.
-pub(super) fn set(command: &mut Command, place: Place, entries: &[Entry], slot: Option<u32>) {
+pub(super) fn set(command: &mut Command, scope: Scope, entries: &[Entry], slot: Option<u32>) {
     let fence = |entry: &Entry| entry.fence.map(|fence| fence.to_string()).unwrap_or_default();
     let list =
         |part: &dyn Fn(&Entry) -> String| entries.iter().map(part).collect::<Vec<_>>().join(",");
@@ -99,7 +100,7 @@ pub(super) fn set(command: &mut Command, place: Place, entries: &[Entry], slot: 
     };
     let ours = list(&|entry| format!("{}={}", escaped(&entry.name), fence(entry)));
     append(command, HELD, &ours);
-    append(command, OUTER, &list(&|entry| place.write(entry)));
+    append(command, OUTER, &list(&|entry| scope.write(entry)));
     remove_secrets(command);
 }
 
@@ -130,24 +131,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lock_is_found_by_its_store_its_kind_and_its_name() {
-        let place = |store, kind| Place { store, kind };
+    fn lock_is_found_by_its_store_mode_and_name() {
+        let scope = |store, mode| Scope { store, mode };
         let entry =
             |token: &str| Entry { name: "a,/1".to_owned(), fence: None, token: token.to_owned() };
         let list = [
-            place(1, Kind::Lock).write(&entry("x:1")),
-            place(1, Kind::Reader).write(&entry("x:2")),
+            scope(1, Mode::Lock).write(&entry("x:1")),
+            scope(1, Mode::Reader).write(&entry("x:2")),
         ];
         let list = list.join(",");
-        let found = |place: Place, name| place.find(&list, name);
+        let found = |scope: Scope, name| scope.find(&list, name);
         let outer =
-            |holder: &str, is_same_kind| Some(Outer { holder: holder.to_owned(), is_same_kind });
-        assert_eq!(found(place(1, Kind::Lock), "a,/1"), outer("x:1", true));
-        assert_eq!(found(place(1, Kind::Reader), "a,/1"), outer("x:2", true));
-        assert_eq!(found(place(1, Kind::Writer), "a,/1"), outer("x:2", false));
-        assert_eq!(found(place(1, Kind::Permit), "a,/1"), None);
-        assert_eq!(found(place(2, Kind::Lock), "a,/1"), None);
-        assert_eq!(found(place(1, Kind::Lock), "a"), None);
-        assert_eq!(place(1, Kind::Lock).find("", "a"), None);
+            |holder: &str, is_same_mode| Some(Outer { holder: holder.to_owned(), is_same_mode });
+        assert_eq!(found(scope(1, Mode::Lock), "a,/1"), outer("x:1", true));
+        assert_eq!(found(scope(1, Mode::Reader), "a,/1"), outer("x:2", true));
+        assert_eq!(found(scope(1, Mode::Writer), "a,/1"), outer("x:2", false));
+        assert_eq!(found(scope(1, Mode::Permit), "a,/1"), None);
+        assert_eq!(found(scope(2, Mode::Lock), "a,/1"), None);
+        assert_eq!(found(scope(1, Mode::Lock), "a"), None);
+        assert_eq!(scope(1, Mode::Lock).find("", "a"), None);
     }
 }

@@ -39,7 +39,7 @@ use crate::on_runtime;
 use crate::output::{printable, say};
 use clap::Args;
 pub(crate) use elect::Elect;
-use environment::{Kind, Outer, Place};
+use environment::{Mode, Outer, Scope};
 use held::{Held, Limit};
 use leasehold::{Builder, LeaseManager};
 use once::Done;
@@ -74,24 +74,24 @@ pub(crate) struct Run {
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     /// Hold the name as a reader, beside other readers
-    #[arg(long, group = "kind")]
+    #[arg(long, group = "mode")]
     shared: bool,
     /// Hold the name alone, without any of those that hold it with --shared
     ///
     /// Without either, the name is a lock, which is another kind of name.
-    #[arg(long, group = "kind")]
+    #[arg(long, group = "mode")]
     exclusive: bool,
     /// Hold one of SIZE permits of the name
-    #[arg(long, group = "kind", value_name = "SIZE")]
+    #[arg(long, group = "mode", value_name = "SIZE")]
     permit: Option<u32>,
     /// Hold one of N slots of the name; LEASEHOLD_SLOT is its number
-    #[arg(long, group = "kind", value_name = "N")]
+    #[arg(long, group = "mode", value_name = "N")]
     slot: Option<u32>,
     /// Run the program once: a success closes the name for this time, and later runs end at once with 0
-    #[arg(long, group = "kind", value_name = "TIME", value_parser = duration::parse)]
+    #[arg(long, group = "mode", value_name = "TIME", value_parser = duration::parse)]
     once: Option<Duration>,
     /// Get the name in the order of arrival
-    #[arg(long, group = "kind")]
+    #[arg(long, group = "mode")]
     fair: bool,
     /// How long to wait for the names; without it, forever
     #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
@@ -136,23 +136,23 @@ pub(crate) fn helper() -> Option<ExitCode> {
 
 impl Run {
     pub(crate) fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
-        let place = self.place(connection);
-        let outer: Vec<_> = self.names.iter().filter_map(|name| place.outer(name)).collect();
+        let scope = self.scope(connection);
+        let outer: Vec<_> = self.names.iter().filter_map(|name| scope.outer(name)).collect();
         match outer.is_empty() {
             true => on_runtime(self.run(connection)),
             false => self.nested(connection, &outer),
         }
     }
 
-    fn place(&self, connection: &Connection) -> Place {
-        let kind = match () {
-            () if self.shared => Kind::Reader,
-            () if self.exclusive => Kind::Writer,
-            () if self.permit.is_some() => Kind::Permit,
-            () if self.slot.is_some() => Kind::Slot,
-            () => Kind::Lock,
+    fn scope(&self, connection: &Connection) -> Scope {
+        let mode = match () {
+            () if self.shared => Mode::Reader,
+            () if self.exclusive => Mode::Writer,
+            () if self.permit.is_some() => Mode::Permit,
+            () if self.slot.is_some() => Mode::Slot,
+            () => Mode::Lock,
         };
-        Place::new(connection, kind)
+        Scope::new(connection, mode)
     }
 
     /// Runs inside a run of one of these names: this one would wait for itself.
@@ -163,7 +163,7 @@ impl Run {
                 "{names}: a run around this one has it (LEASEHOLD_HELD), so this one would wait forever; --enter runs the program at once"
             )));
         }
-        if outer.len() < self.names.len() || !outer.iter().all(|outer| outer.is_same_kind) {
+        if outer.len() < self.names.len() || !outer.iter().all(|outer| outer.is_same_mode) {
             return Err(Failure::new(format!(
                 "--enter needs a run around this one that has {names} in the same way"
             )));
@@ -257,11 +257,11 @@ impl Run {
         limit: Limit,
         signals: &mut Signals,
     ) -> Result<Exit, Failure> {
-        let place = self.place(connection);
+        let scope = self.scope(connection);
         let grace = self.program.grace(connection);
         let mut is_said = false;
         loop {
-            match once::run_once(self, leases, place, keep, limit, grace, signals).await? {
+            match once::run_once(self, leases, scope, keep, limit, grace, signals).await? {
                 Done::Ran(outcome) => return Ok(supervise::exit(self, outcome)),
                 Done::Busy => return Ok(self.busy()),
                 Done::Before(closed) => {
@@ -296,7 +296,7 @@ impl Run {
     ) -> Result<Outcome, Failure> {
         let stop = || held.stop();
         let grant = Grant {
-            place: self.place(connection),
+            scope: self.scope(connection),
             entries: held.entries(&self.names),
             slot: held.slot(),
             grace,

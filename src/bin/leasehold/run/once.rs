@@ -2,7 +2,7 @@
 
 use super::Run;
 use super::clock::Moment;
-use super::environment::Place;
+use super::environment::Scope;
 use super::held::{Entry, Limit};
 use super::signals::Signals;
 use super::supervise::{Grant, Outcome, supervise};
@@ -52,7 +52,7 @@ struct Begun {
 pub(super) async fn run_once(
     run: &Run,
     leases: &LeaseManager,
-    place: Place,
+    scope: Scope,
     keep: Duration,
     limit: Limit,
     grace: Duration,
@@ -95,7 +95,7 @@ pub(super) async fn run_once(
             signal = signals.next() => return Child::Signalled(signal),
         };
         let read = || stop.get();
-        let grant = Grant { place, entries: vec![entry], slot: None, grace, stop: &read, lost };
+        let grant = Grant { scope, entries: vec![entry], slot: None, grace, stop: &read, lost };
         let outcome = supervise(&run.program, grant, signals).await;
         if let Ok(outcome) = &outcome {
             let _ = end.send(*outcome);

@@ -3,7 +3,7 @@
 
 use super::cgroup::Cgroup;
 use super::clock::{Moment, Until, notice};
-use super::environment::Place;
+use super::environment::Scope;
 use super::held::Entry;
 use super::keeper::Charge;
 use super::message::{Order, Report, send_file, send_line};
@@ -43,7 +43,7 @@ const LAST: Duration = Duration::from_secs(1);
 
 /// What the child runs under.
 pub(super) struct Grant<'a> {
-    pub(super) place: Place,
+    pub(super) scope: Scope,
     pub(super) entries: Vec<Entry>,
     pub(super) slot: Option<u32>,
     pub(super) grace: Duration,
@@ -163,7 +163,7 @@ impl Keeper {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("leasehold-keeper").arg(KEEPER).args(charge.args()).args(&run.command);
         command.stdin(Stdio::from(OwnedFd::from(theirs))).process_group(0);
-        environment::set(&mut command, grant.place, &grant.entries, grant.slot);
+        environment::set(&mut command, grant.scope, &grant.entries, grant.slot);
         let child = command.spawn()?;
         // It has the other end of the socket, which must end with the keeper.
         drop(command);

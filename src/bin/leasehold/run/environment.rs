@@ -22,14 +22,21 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    /// Returns the letter of the mode, and that of the lock it is a part of.
-    fn letters(self) -> (char, char) {
+    fn letter(self) -> char {
         match self {
-            Mode::Lock => ('l', 'l'),
-            Mode::Reader => ('r', 'w'),
-            Mode::Writer => ('w', 'w'),
-            Mode::Permit => ('p', 'p'),
-            Mode::Slot => ('s', 's'),
+            Mode::Lock => 'l',
+            Mode::Reader => 'r',
+            Mode::Writer => 'w',
+            Mode::Permit => 'p',
+            Mode::Slot => 's',
+        }
+    }
+
+    /// Returns the mode that stands for all of the same lock.
+    fn of_lock(self) -> Self {
+        match self {
+            Mode::Reader => Mode::Writer,
+            mode => mode,
         }
     }
 }
@@ -59,7 +66,7 @@ impl Scope {
     /// Returns the number of a lock.
     fn number(self, name: &str) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (self.store, self.mode.letters().1, name).hash(&mut hasher);
+        (self.store, self.mode.of_lock(), name).hash(&mut hasher);
         hasher.finish()
     }
 
@@ -75,14 +82,14 @@ impl Scope {
             let lock = parts.next()?;
             let mode = parts.next()?;
             let holder = parts.next()?.to_owned();
-            let is_same_mode = mode == self.mode.letters().0.to_string();
+            let is_same_mode = mode == self.mode.letter().to_string();
             (lock == number).then_some(Outer { holder, is_same_mode })
         })
     }
 
     /// Writes what [`find`](Self::find) reads.
     fn write(self, entry: &Entry) -> String {
-        format!("{:016x}/{}/{}", self.number(&entry.name), self.mode.letters().0, entry.token)
+        format!("{:016x}/{}/{}", self.number(&entry.name), self.mode.letter(), entry.token)
     }
 }
 

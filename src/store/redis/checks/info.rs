@@ -37,12 +37,18 @@ pub(super) fn judge(
 ) -> Result<Vec<Finding>> {
     match info {
         Ok(info) => Ok(judge_settings(name, &info, replicas, deployment)),
-        Err(error) if is_refusal(&error) => Ok(vec![Finding::new(
-            Check::Info,
-            Verdict::NotChecked,
-            name,
-            "does not let this user run INFO, so its settings are not checked; grant +info, or allow Check::Info",
-        )]),
+        Err(error) if is_refusal(&error) => {
+            let refused = Finding::new(
+                Check::Info,
+                Verdict::NotChecked,
+                name,
+                "does not let this user run INFO, so its settings are not checked; grant +info, or allow Check::Info",
+            );
+            // This one is known without an answer.
+            let mut others = judge_settings(name, "", replicas, deployment);
+            others.retain(|finding| finding.check == Check::Failover);
+            Ok([vec![refused], others].concat())
+        }
         Err(error) => Err(error),
     }
 }

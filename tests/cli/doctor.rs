@@ -28,11 +28,17 @@ struct Found {
 }
 
 impl Report {
-    fn of(arguments: &[&str]) -> Self {
+    /// Runs it for a URL, which the variable names: it may have a password.
+    fn of(url: &str, arguments: &[&str]) -> Self {
+        Self::with_variables(&[("LEASEHOLD_URL", url)], arguments)
+    }
+
+    fn with_variables(variables: &[(&str, &str)], arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
         for name in ["LEASEHOLD_URL", "LEASEHOLD_USER", "LEASEHOLD_PASSWORD_FILE"] {
             command.env_remove(name);
         }
+        command.envs(variables.iter().copied());
         let output = command.arg("doctor").args(arguments).output().expect("it runs");
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
         let (stdout, stderr) = (text(output.stdout), text(output.stderr));
@@ -40,8 +46,8 @@ impl Report {
         Self { exit: output.status.code(), stdout, stderr }
     }
 
-    fn json(arguments: &[&str]) -> Self {
-        Self::of(&[arguments, &["--json"]].concat())
+    fn json(url: &str, arguments: &[&str]) -> Self {
+        Self::of(url, &[arguments, &["--json"]].concat())
     }
 
     fn findings(&self) -> Vec<Found> {
@@ -80,7 +86,7 @@ impl Report {
 fn fine_server_is_0_and_each_check_says_what_was_seen() {
     let server = Server::start_with(&DURABLE);
     let start = Instant::now();
-    let report = Report::json(&[&server.url()]);
+    let report = Report::json(&server.url(), &[]);
     assert_eq!(report.exit, Some(0), "{report:#?}");
     assert_eq!(report.stderr, "");
     let checks: Vec<String> = report.findings().into_iter().map(|found| found.check).collect();
@@ -114,7 +120,7 @@ fn settings_that_cost_leases_are_found_in_one_run() {
     server.command(&["CONFIG", "SET", "timeout", "20"]);
     server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "1000000"]);
     server.command(&["DEBUG", "SLEEP", "1.6"]);
-    let report = Report::json(&[&server.url(), "--prefix", "app:"]);
+    let report = Report::json(&server.url(), &["--prefix", "app:"]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["eviction", "allkeys-lru", "noeviction"]);
     report.has("warning", &["persistence", "appendonly yes"]);
@@ -129,7 +135,7 @@ fn replica_is_a_failure() {
     let primary = Server::start();
     let replica = Server::start();
     replica.command(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
-    let report = Report::json(&[&replica.url()]);
+    let report = Report::json(&replica.url(), &[]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["role", "is a replica"]);
     assert_eq!(report.with("failure").len(), 1, "once: {report:#?}");
@@ -149,17 +155,17 @@ fn check_that_is_forbidden_is_not_green_and_has_the_rule() {
     let url = |user: &str| server.url_as(user, "hunter2", 0);
     let poor = thread::spawn({
         let url = url("poor");
-        move || Report::json(&[&url, "--prefix", "app:"])
+        move || Report::json(&url, &["--prefix", "app:"])
     });
     let elsewhere = thread::spawn({
         let url = url("lease");
-        move || Report::json(&[&url, "--prefix", "other:"])
+        move || Report::json(&url, &["--prefix", "other:"])
     });
     let deaf = thread::spawn({
         let url = url("deaf");
-        move || Report::json(&[&url, "--prefix", "app:"])
+        move || Report::json(&url, &["--prefix", "app:"])
     });
-    let report = Report::json(&[&url("lease"), "--prefix", "app:"]);
+    let report = Report::json(&url("lease"), &["--prefix", "app:"]);
     assert_eq!(report.exit, Some(1), "{report:#?}");
     for words in [
         &["info", "+info"][..],
@@ -188,6 +194,17 @@ fn check_that_is_forbidden_is_not_green_and_has_the_rule() {
 }
 
 #[test]
+fn password_among_the_arguments_is_refused() {
+    let url = "redis://:hunter2@127.0.0.1:1";
+    for arguments in [&[url][..], &["--url", url]] {
+        let report = Report::with_variables(&[], arguments);
+        assert_eq!(report.exit, Some(125), "{report:#?}");
+        assert!(report.stderr.contains("LEASEHOLD_PASSWORD_FILE"), "{report:#?}");
+    }
+    assert_eq!(Report::with_variables(&[], &["memory:"]).exit, Some(0), "no password");
+}
+
+#[test]
 fn store_to_which_no_manager_connects_is_diagnosed() {
     let server = Server::start_with(&["--requirepass", "secret"]);
     let away = format!("redis://127.0.0.1:{}", kit::server::free_port());
@@ -198,16 +215,16 @@ fn store_to_which_no_manager_connects_is_diagnosed() {
         ("localhost:6379".to_owned(), &["settings", "scheme"]),
         ("redis://a,redis://b".to_owned(), &["settings", "3"]),
     ] {
-        let report = Report::json(&[&url]);
+        let report = Report::json(&url, &[]);
         assert_eq!(report.exit, Some(2), "{report:#?}");
         report.has("failure", words);
         assert_eq!(report.with("failure").len(), 1, "once: {report:#?}");
     }
-    let report = Report::json(&["memory:"]);
+    let report = Report::json("memory:", &[]);
     assert_eq!(report.exit, Some(0), "{report:#?}");
-    let report = Report::json(&["memory:", "--ttl", "1ms"]);
+    let report = Report::json("memory:", &["--ttl", "1ms"]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
-    let report = Report::json(&[]);
+    let report = Report::with_variables(&[], &[]);
     assert_eq!(report.exit, Some(125), "{report:#?}");
 }
 
@@ -217,7 +234,7 @@ fn silent_server_is_a_failure_in_time() {
     let server = Server::start();
     server.pause();
     let start = Instant::now();
-    let report = Report::json(&[&server.url()]);
+    let report = Report::json(&server.url(), &[]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["reachable", "in time"]);
     assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
@@ -227,7 +244,7 @@ fn silent_server_is_a_failure_in_time() {
 #[test]
 fn table_in_a_pipe_has_neither_colours_nor_progress() {
     let away = format!("redis://127.0.0.1:{}", kit::server::free_port());
-    let report = Report::of(&[&away]);
+    let report = Report::of(&away, &[]);
     let [line] = report.stdout.lines().collect::<Vec<_>>()[..] else { panic!("{report:#?}") };
     assert!(line.starts_with("failure      reachable  127.0.0.1:"), "{line}");
     assert_eq!(report.stderr, "leasehold: 0 fine, 0 not checked, 0 warnings, 1 failures\n");
@@ -245,7 +262,7 @@ fn clock_that_runs_fast_or_is_stepped_is_a_failure() {
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        let report = Report::json(&[&clock.server.url()]);
+        let report = Report::json(&clock.server.url(), &[]);
         ended.store(true, Ordering::Relaxed);
         assert_eq!(report.exit, Some(2), "{report:#?}");
         report.has("failure", &["clock", "% faster"]);
@@ -256,7 +273,7 @@ fn clock_that_runs_fast_or_is_stepped_is_a_failure() {
             thread::sleep(Duration::from_secs(8));
             clock.forward(Duration::from_secs(2));
         });
-        let report = Report::json(&[&clock.server.url()]);
+        let report = Report::json(&clock.server.url(), &[]);
         report.has("failure", &["clock", "stepped by +2.0"]);
     });
 }
@@ -270,8 +287,8 @@ fn quorum_is_judged_by_its_majority_and_its_clocks() {
     let away = format!("redis://127.0.0.1:{}", kit::server::free_port());
     let list = |urls: &[&str]| urls.join(",");
     let apart = list(&[&one.url(), &two.url(), &clock.server.url()]);
-    let apart = thread::spawn(move || Report::json(&[&apart]));
-    let report = Report::json(&[&list(&[&one.url(), &two.url(), &away])]);
+    let apart = thread::spawn(move || Report::json(&apart, &[]));
+    let report = Report::json(&list(&[&one.url(), &two.url(), &away]), &[]);
     assert_eq!(report.exit, Some(1), "{report:#?}");
     report.has("warning", &["reachable node 3", "connection refused"]);
     report.has("warning", &["fleet all", "2 of 3 nodes"]);
@@ -282,7 +299,7 @@ fn quorum_is_judged_by_its_majority_and_its_clocks() {
     report.has("warning", &["clock all", "that of node 3"]);
     report.has("fine", &["fleet all", "3 nodes"]);
     let report =
-        Report::json(&[&list(&[&one.url(), &away, &away.replace("127.0.0.1", "localhost")])]);
+        Report::json(&list(&[&one.url(), &away, &away.replace("127.0.0.1", "localhost")]), &[]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["fleet all", "1 of 3 nodes"]);
 }
@@ -290,7 +307,7 @@ fn quorum_is_judged_by_its_majority_and_its_clocks() {
 #[test]
 fn each_server_of_a_cluster_is_examined() {
     let cluster = Cluster::start_durable();
-    let report = Report::json(&[&cluster.url()]);
+    let report = Report::json(&cluster.url(), &[]);
     assert_eq!(report.with("failure"), [""; 0], "{report:#?}");
     report.has("fine", &["fleet", "sees a whole cluster of 3 primaries"]);
     report.has("fine", &["clock all", "servers differ"]);
@@ -303,7 +320,7 @@ fn each_server_of_a_cluster_is_examined() {
 #[test]
 fn sentinels_and_the_servers_behind_them_are_examined() {
     let fleet = Sentinels::start("");
-    let report = Report::json(&[&fleet.url()]);
+    let report = Report::json(&fleet.url(), &[]);
     assert_eq!(report.with("failure"), [""; 0], "{report:#?}");
     assert_eq!(report.exit, Some(1), "{report:#?}");
     report.has("warning", &["failover", &fleet.primary_port().to_string()]);
@@ -314,18 +331,18 @@ fn sentinels_and_the_servers_behind_them_are_examined() {
 #[test]
 fn servers_of_zookeeper_are_examined() {
     let server = ZooKeeper::start();
-    let report = Report::json(&[&server.url()]);
+    let report = Report::json(&server.url(), &[]);
     assert_eq!(report.exit, Some(1), "one server: {report:#?}");
     report.has("fine", &["version", "is ZooKeeper 3."]);
     report.has("fine", &["role", "standalone"]);
     report.has("fine", &["session", "30s"]);
     report.has("fine", &["permissions all"]);
     report.has("warning", &["fleet all", "one server"]);
-    let report = Report::json(&[&server.url(), "--ttl", "2h"]);
+    let report = Report::json(&server.url(), &["--ttl", "2h"]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["session", "maxSessionTimeout"]);
     let away = format!("zookeeper://127.0.0.1:{}", kit::server::free_port());
-    let report = Report::json(&[&away]);
+    let report = Report::json(&away, &[]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["reachable"]);
 }

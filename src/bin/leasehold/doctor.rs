@@ -36,12 +36,11 @@ const FOUND_FAILURES: Exit = Exit(2);
 const USUAL: Duration = Duration::from_secs(11);
 
 impl Doctor {
-    pub(crate) async fn run(self, connection: Connection) -> Result<Exit, Failure> {
-        let url = match &self.store {
-            Some(url) => url,
-            None => connection.url()?,
-        };
-        let examination = connection.builder()?.examine(url);
+    pub(crate) async fn run(self, mut connection: Connection) -> Result<Exit, Failure> {
+        if self.store.is_some() {
+            connection.url.clone_from(&self.store);
+        }
+        let examination = connection.builder()?.examine(connection.url()?);
         let mut findings = with_progress(examination).await;
         if self.json {
             findings.iter().try_for_each(|finding| output::object(object(finding)))?;

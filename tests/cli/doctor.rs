@@ -4,6 +4,8 @@ use kit::step_clock::StepClock;
 use kit::zookeeper::ZooKeeper;
 use kit::{Cluster, Sentinels, Server, permissions};
 use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -248,6 +250,32 @@ fn table_in_a_pipe_has_neither_colours_nor_progress() {
     let [line] = report.stdout.lines().collect::<Vec<_>>()[..] else { panic!("{report:#?}") };
     assert!(line.starts_with("failure      reachable  127.0.0.1:"), "{line}");
     assert_eq!(report.stderr, "leasehold: 0 fine, 0 not checked, 0 warnings, 1 failures\n");
+}
+
+/// It answers each request with an error that would change the title of a terminal.
+#[test]
+fn words_of_a_server_do_not_act_on_the_terminal() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("an address"));
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            thread::spawn(move || {
+                let mut asked = [0; 1000];
+                while stream.read(&mut asked).is_ok_and(|read| read > 0) {
+                    let _ = stream.write_all(b"-WRONGPASS \x1b]0;hunted\x07\r\n");
+                }
+            });
+        }
+    });
+    let report = Report::of(&url, &[]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    let is_shown = |text: &str| text.contains("hunted") && !text.contains(['\x1b', '\x07']);
+    assert!(is_shown(&report.stdout), "{report:#?}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    let output = command.args(["inspect", "job", "--url", &url]).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(is_shown(&String::from_utf8_lossy(&output.stderr)), "{output:?}");
 }
 
 #[test]

@@ -138,9 +138,10 @@ struct Row {
 
 impl Row {
     fn of(finding: &Finding) -> Self {
-        let Finding { check, verdict, server, .. } = finding;
-        let message = finding.message().to_owned();
-        Self { verdict: *verdict, check: check.to_string(), server: server.clone(), message }
+        // Both have words of the servers.
+        let server = output::printable(&finding.server);
+        let message = output::printable(finding.message());
+        Self { verdict: finding.verdict, check: finding.check.to_string(), server, message }
     }
 }
 

@@ -154,10 +154,16 @@ fn check_that_is_forbidden_is_not_green_and_has_the_rule() {
     set("lease", &[]);
     set("poor", &["-hset"]);
     set("deaf", &["resetchannels"]);
+    set("mute", &["-publish"]);
+    set("blind", &["-hgetall"]);
     let url = |user: &str| server.url_as(user, "hunter2", 0);
     let poor = thread::spawn({
         let url = url("poor");
         move || Report::json(&url, &["--prefix", "app:"])
+    });
+    let [mute, blind] = ["mute", "blind"].map(|user| {
+        let url = url(user);
+        thread::spawn(move || Report::json(&url, &["--prefix", "app:"]))
     });
     let elsewhere = thread::spawn({
         let url = url("lease");
@@ -185,6 +191,10 @@ fn check_that_is_forbidden_is_not_green_and_has_the_rule() {
     let report = poor.join().expect("a report");
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["permissions", "grant +hset"]);
+
+    let [mute, blind] = [mute, blind].map(|report| report.join().expect("a report"));
+    mute.has("warning", &["wake-ups", "+publish"]);
+    blind.has("not-checked", &["round-trip", "+hgetall"]);
 
     let report = elsewhere.join().expect("a report");
     assert_eq!(report.exit, Some(1), "{report:#?}");
@@ -333,6 +343,28 @@ fn quorum_is_judged_by_its_majority_and_its_clocks() {
 }
 
 #[test]
+fn nodes_that_refuse_the_user_do_not_count() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let urls = || servers.iter().map(Server::url).collect::<Vec<_>>();
+    for server in &servers[..2] {
+        server.command(&["CONFIG", "SET", "requirepass", "other"]);
+    }
+    let report = Report::json(&urls().join(","), &[]);
+    report.has("failure", &["permissions node 1", "LEASEHOLD_PASSWORD_FILE"]);
+    report.has("failure", &["fleet all", "1 of 3 nodes"]);
+    let servers = [Server::start(), Server::start(), Server::start()];
+    for server in &servers {
+        let user = ["ACL", "SETUSER", "lease", "on", ">hunter2"];
+        server.command(&[&user[..], &permissions::of_one_server(), &["-info"]].concat());
+    }
+    let urls: Vec<_> = servers.iter().map(|server| server.url_as("lease", "hunter2", 0)).collect();
+    let report = Report::json(&urls.join(","), &["--prefix", "app:"]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["info node 1", "grant +info"]);
+    report.has("not-checked", &["fleet all", "run_id"]);
+}
+
+#[test]
 fn each_server_of_a_cluster_is_examined() {
     let cluster = Cluster::start_durable();
     let report = Report::json(&cluster.url(), &[]);
@@ -343,6 +375,24 @@ fn each_server_of_a_cluster_is_examined() {
     report.has("fine", &["wake-ups all"]);
     let servers = report.findings().into_iter().filter(|found| found.check == "round-trip");
     assert_eq!(servers.count(), 3, "{report:#?}");
+}
+
+#[test]
+fn key_that_a_cluster_refuses_ends_no_examination() {
+    let cluster = Cluster::start_durable();
+    for node in &cluster.nodes {
+        let report = Report::json(&node.url(), &[]);
+        report.has("failure", &["cluster-mode", "redis-cluster://"]);
+        report.has("fine", &["clock"]);
+        report.has("fine", &["limits"]);
+    }
+    let node = cluster.node_of("job");
+    node.command(&["CLUSTER", "DELSLOTS", &cluster.slot("job").to_string()]);
+    let report = Report::json(&cluster.url(), &[]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["fleet", &node.port().to_string(), "slots assigned"]);
+    report.has("not-checked", &["round-trip", &node.port().to_string(), "cluster is down"]);
+    report.has("fine", &["clock", &node.port().to_string()]);
 }
 
 #[test]

@@ -32,7 +32,8 @@ pub(super) async fn try_out(address: &Address, name: &str) -> Vec<Finding> {
     let mut findings = vec![match tried.unwrap_or_else(|_| Err(Error::silent())) {
         Ok(Tried::All) => {
             let advice = format!(
-                "lets this user do all that exclusive locks need, with the prefix {prefix:?}"
+                "lets this user hold exclusive locks with the prefix {prefix:?}; not tried: ~leasehold_note:{{{prefix}*, \
+                 &leasehold_inbox:{prefix}*, +unsubscribe, and what other kinds of locks need"
             );
             Finding::new(Check::Permissions, Verdict::Fine, name, advice)
         }

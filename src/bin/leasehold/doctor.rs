@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// user may not make is not-checked, with the rule that would allow it.
 ///
 /// It takes about 11 seconds, in which the clocks of the servers are watched, and at most a minute and a half, whatever the servers
-/// do. It only reads, besides the try-out of permissions that each connection of a program does as well. Give it the --prefix and
-/// the --ttl of your programs.
+/// do. It only reads, besides the try-out of permissions that each connection of a program does as well. On ZooKeeper that creates
+/// the path of the URL where it is missing, and leaves it there. Give it the --prefix and the --ttl of your programs.
 ///
 /// Exits with 0 if all is fine, 1 with a warning or something that was not checked, 2 with a failure, and 125 if it cannot run.
 #[derive(Clone, Debug, Args)]

@@ -380,13 +380,18 @@ fn each_server_of_a_cluster_is_examined() {
 #[test]
 fn key_that_a_cluster_refuses_ends_no_examination() {
     let cluster = Cluster::start_durable();
-    for node in &cluster.nodes {
-        let report = Report::json(&node.url(), &[]);
+    let examine = |node: &Server| {
+        let url = node.url();
+        thread::spawn(move || Report::json(&url, &[]))
+    };
+    for report in cluster.nodes.iter().map(examine).collect::<Vec<_>>() {
+        let report = report.join().expect("a report");
         report.has("failure", &["cluster-mode", "redis-cluster://"]);
         report.has("fine", &["clock"]);
         report.has("fine", &["limits"]);
     }
     let node = cluster.node_of("job");
+    node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
     node.command(&["CLUSTER", "DELSLOTS", &cluster.slot("job").to_string()]);
     let report = Report::json(&cluster.url(), &[]);
     assert_eq!(report.exit, Some(2), "{report:#?}");

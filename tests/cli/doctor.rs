@@ -4,6 +4,8 @@ use kit::step_clock::StepClock;
 use kit::zookeeper::ZooKeeper;
 use kit::{Cluster, Sentinels, Server, permissions};
 use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -28,11 +30,17 @@ struct Found {
 }
 
 impl Report {
-    fn of(arguments: &[&str]) -> Self {
+    /// Runs it for a URL, which the variable names: it may have a password.
+    fn of(url: &str, arguments: &[&str]) -> Self {
+        Self::with_variables(&[("LEASEHOLD_URL", url)], arguments)
+    }
+
+    fn with_variables(variables: &[(&str, &str)], arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
         for name in ["LEASEHOLD_URL", "LEASEHOLD_USER", "LEASEHOLD_PASSWORD_FILE"] {
             command.env_remove(name);
         }
+        command.envs(variables.iter().copied());
         let output = command.arg("doctor").args(arguments).output().expect("it runs");
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
         let (stdout, stderr) = (text(output.stdout), text(output.stderr));
@@ -40,8 +48,8 @@ impl Report {
         Self { exit: output.status.code(), stdout, stderr }
     }
 
-    fn json(arguments: &[&str]) -> Self {
-        Self::of(&[arguments, &["--json"]].concat())
+    fn json(url: &str, arguments: &[&str]) -> Self {
+        Self::of(url, &[arguments, &["--json"]].concat())
     }
 
     fn findings(&self) -> Vec<Found> {
@@ -80,7 +88,7 @@ impl Report {
 fn fine_server_is_0_and_each_check_says_what_was_seen() {
     let server = Server::start_with(&DURABLE);
     let start = Instant::now();
-    let report = Report::json(&[&server.url()]);
+    let report = Report::json(&server.url(), &[]);
     assert_eq!(report.exit, Some(0), "{report:#?}");
     assert_eq!(report.stderr, "");
     let checks: Vec<String> = report.findings().into_iter().map(|found| found.check).collect();
@@ -114,7 +122,7 @@ fn settings_that_cost_leases_are_found_in_one_run() {
     server.command(&["CONFIG", "SET", "timeout", "20"]);
     server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "1000000"]);
     server.command(&["DEBUG", "SLEEP", "1.6"]);
-    let report = Report::json(&[&server.url(), "--prefix", "app:"]);
+    let report = Report::json(&server.url(), &["--prefix", "app:"]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["eviction", "allkeys-lru", "noeviction"]);
     report.has("warning", &["persistence", "appendonly yes"]);
@@ -129,7 +137,7 @@ fn replica_is_a_failure() {
     let primary = Server::start();
     let replica = Server::start();
     replica.command(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
-    let report = Report::json(&[&replica.url()]);
+    let report = Report::json(&replica.url(), &[]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["role", "is a replica"]);
     assert_eq!(report.with("failure").len(), 1, "once: {report:#?}");
@@ -146,20 +154,26 @@ fn check_that_is_forbidden_is_not_green_and_has_the_rule() {
     set("lease", &[]);
     set("poor", &["-hset"]);
     set("deaf", &["resetchannels"]);
+    set("mute", &["-publish"]);
+    set("blind", &["-hgetall"]);
     let url = |user: &str| server.url_as(user, "hunter2", 0);
     let poor = thread::spawn({
         let url = url("poor");
-        move || Report::json(&[&url, "--prefix", "app:"])
+        move || Report::json(&url, &["--prefix", "app:"])
+    });
+    let [mute, blind] = ["mute", "blind"].map(|user| {
+        let url = url(user);
+        thread::spawn(move || Report::json(&url, &["--prefix", "app:"]))
     });
     let elsewhere = thread::spawn({
         let url = url("lease");
-        move || Report::json(&[&url, "--prefix", "other:"])
+        move || Report::json(&url, &["--prefix", "other:"])
     });
     let deaf = thread::spawn({
         let url = url("deaf");
-        move || Report::json(&[&url, "--prefix", "app:"])
+        move || Report::json(&url, &["--prefix", "app:"])
     });
-    let report = Report::json(&[&url("lease"), "--prefix", "app:"]);
+    let report = Report::json(&url("lease"), &["--prefix", "app:"]);
     assert_eq!(report.exit, Some(1), "{report:#?}");
     for words in [
         &["info", "+info"][..],
@@ -178,6 +192,10 @@ fn check_that_is_forbidden_is_not_green_and_has_the_rule() {
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["permissions", "grant +hset"]);
 
+    let [mute, blind] = [mute, blind].map(|report| report.join().expect("a report"));
+    mute.has("warning", &["wake-ups", "+publish"]);
+    blind.has("not-checked", &["round-trip", "+hgetall"]);
+
     let report = elsewhere.join().expect("a report");
     assert_eq!(report.exit, Some(1), "{report:#?}");
     report.has("not-checked", &["permissions", "~other:*"]);
@@ -185,6 +203,17 @@ fn check_that_is_forbidden_is_not_green_and_has_the_rule() {
     let report = deaf.join().expect("a report");
     assert_eq!(report.exit, Some(1), "{report:#?}");
     report.has("warning", &["wake-ups", "grant &redisson_lock__channel:{app:*"]);
+}
+
+#[test]
+fn password_among_the_arguments_is_refused() {
+    let url = "redis://:hunter2@127.0.0.1:1";
+    for arguments in [&[url][..], &["--url", url]] {
+        let report = Report::with_variables(&[], arguments);
+        assert_eq!(report.exit, Some(125), "{report:#?}");
+        assert!(report.stderr.contains("LEASEHOLD_PASSWORD_FILE"), "{report:#?}");
+    }
+    assert_eq!(Report::with_variables(&[], &["memory:"]).exit, Some(0), "no password");
 }
 
 #[test]
@@ -198,16 +227,16 @@ fn store_to_which_no_manager_connects_is_diagnosed() {
         ("localhost:6379".to_owned(), &["settings", "scheme"]),
         ("redis://a,redis://b".to_owned(), &["settings", "3"]),
     ] {
-        let report = Report::json(&[&url]);
+        let report = Report::json(&url, &[]);
         assert_eq!(report.exit, Some(2), "{report:#?}");
         report.has("failure", words);
         assert_eq!(report.with("failure").len(), 1, "once: {report:#?}");
     }
-    let report = Report::json(&["memory:"]);
+    let report = Report::json("memory:", &[]);
     assert_eq!(report.exit, Some(0), "{report:#?}");
-    let report = Report::json(&["memory:", "--ttl", "1ms"]);
+    let report = Report::json("memory:", &["--ttl", "1ms"]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
-    let report = Report::json(&[]);
+    let report = Report::with_variables(&[], &[]);
     assert_eq!(report.exit, Some(125), "{report:#?}");
 }
 
@@ -217,7 +246,7 @@ fn silent_server_is_a_failure_in_time() {
     let server = Server::start();
     server.pause();
     let start = Instant::now();
-    let report = Report::json(&[&server.url()]);
+    let report = Report::json(&server.url(), &[]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["reachable", "in time"]);
     assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
@@ -227,10 +256,36 @@ fn silent_server_is_a_failure_in_time() {
 #[test]
 fn table_in_a_pipe_has_neither_colours_nor_progress() {
     let away = format!("redis://127.0.0.1:{}", kit::server::free_port());
-    let report = Report::of(&[&away]);
+    let report = Report::of(&away, &[]);
     let [line] = report.stdout.lines().collect::<Vec<_>>()[..] else { panic!("{report:#?}") };
     assert!(line.starts_with("failure      reachable  127.0.0.1:"), "{line}");
     assert_eq!(report.stderr, "leasehold: 0 fine, 0 not checked, 0 warnings, 1 failures\n");
+}
+
+/// It answers each request with an error that would change the title of a terminal.
+#[test]
+fn words_of_a_server_do_not_act_on_the_terminal() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("an address"));
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            thread::spawn(move || {
+                let mut asked = [0; 1000];
+                while stream.read(&mut asked).is_ok_and(|read| read > 0) {
+                    let _ = stream.write_all(b"-WRONGPASS \x1b]0;hunted\x07\r\n");
+                }
+            });
+        }
+    });
+    let report = Report::of(&url, &[]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    let is_shown = |text: &str| text.contains("hunted") && !text.contains(['\x1b', '\x07']);
+    assert!(is_shown(&report.stdout), "{report:#?}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    let output = command.args(["inspect", "job", "--url", &url]).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(is_shown(&String::from_utf8_lossy(&output.stderr)), "{output:?}");
 }
 
 #[test]
@@ -245,7 +300,7 @@ fn clock_that_runs_fast_or_is_stepped_is_a_failure() {
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        let report = Report::json(&[&clock.server.url()]);
+        let report = Report::json(&clock.server.url(), &[]);
         ended.store(true, Ordering::Relaxed);
         assert_eq!(report.exit, Some(2), "{report:#?}");
         report.has("failure", &["clock", "% faster"]);
@@ -256,7 +311,7 @@ fn clock_that_runs_fast_or_is_stepped_is_a_failure() {
             thread::sleep(Duration::from_secs(8));
             clock.forward(Duration::from_secs(2));
         });
-        let report = Report::json(&[&clock.server.url()]);
+        let report = Report::json(&clock.server.url(), &[]);
         report.has("failure", &["clock", "stepped by +2.0"]);
     });
 }
@@ -270,8 +325,8 @@ fn quorum_is_judged_by_its_majority_and_its_clocks() {
     let away = format!("redis://127.0.0.1:{}", kit::server::free_port());
     let list = |urls: &[&str]| urls.join(",");
     let apart = list(&[&one.url(), &two.url(), &clock.server.url()]);
-    let apart = thread::spawn(move || Report::json(&[&apart]));
-    let report = Report::json(&[&list(&[&one.url(), &two.url(), &away])]);
+    let apart = thread::spawn(move || Report::json(&apart, &[]));
+    let report = Report::json(&list(&[&one.url(), &two.url(), &away]), &[]);
     assert_eq!(report.exit, Some(1), "{report:#?}");
     report.has("warning", &["reachable node 3", "connection refused"]);
     report.has("warning", &["fleet all", "2 of 3 nodes"]);
@@ -282,15 +337,37 @@ fn quorum_is_judged_by_its_majority_and_its_clocks() {
     report.has("warning", &["clock all", "that of node 3"]);
     report.has("fine", &["fleet all", "3 nodes"]);
     let report =
-        Report::json(&[&list(&[&one.url(), &away, &away.replace("127.0.0.1", "localhost")])]);
+        Report::json(&list(&[&one.url(), &away, &away.replace("127.0.0.1", "localhost")]), &[]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["fleet all", "1 of 3 nodes"]);
 }
 
 #[test]
+fn nodes_that_refuse_the_user_do_not_count() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let urls = || servers.iter().map(Server::url).collect::<Vec<_>>();
+    for server in &servers[..2] {
+        server.command(&["CONFIG", "SET", "requirepass", "other"]);
+    }
+    let report = Report::json(&urls().join(","), &[]);
+    report.has("failure", &["permissions node 1", "LEASEHOLD_PASSWORD_FILE"]);
+    report.has("failure", &["fleet all", "1 of 3 nodes"]);
+    let servers = [Server::start(), Server::start(), Server::start()];
+    for server in &servers {
+        let user = ["ACL", "SETUSER", "lease", "on", ">hunter2"];
+        server.command(&[&user[..], &permissions::of_one_server(), &["-info"]].concat());
+    }
+    let urls: Vec<_> = servers.iter().map(|server| server.url_as("lease", "hunter2", 0)).collect();
+    let report = Report::json(&urls.join(","), &["--prefix", "app:"]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["info node 1", "grant +info"]);
+    report.has("not-checked", &["fleet all", "run_id"]);
+}
+
+#[test]
 fn each_server_of_a_cluster_is_examined() {
     let cluster = Cluster::start_durable();
-    let report = Report::json(&[&cluster.url()]);
+    let report = Report::json(&cluster.url(), &[]);
     assert_eq!(report.with("failure"), [""; 0], "{report:#?}");
     report.has("fine", &["fleet", "sees a whole cluster of 3 primaries"]);
     report.has("fine", &["clock all", "servers differ"]);
@@ -301,9 +378,32 @@ fn each_server_of_a_cluster_is_examined() {
 }
 
 #[test]
+fn key_that_a_cluster_refuses_ends_no_examination() {
+    let cluster = Cluster::start_durable();
+    let examine = |node: &Server| {
+        let url = node.url();
+        thread::spawn(move || Report::json(&url, &[]))
+    };
+    for report in cluster.nodes.iter().map(examine).collect::<Vec<_>>() {
+        let report = report.join().expect("a report");
+        report.has("failure", &["cluster-mode", "redis-cluster://"]);
+        report.has("fine", &["clock"]);
+        report.has("fine", &["limits"]);
+    }
+    let node = cluster.node_of("job");
+    node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
+    node.command(&["CLUSTER", "DELSLOTS", &cluster.slot("job").to_string()]);
+    let report = Report::json(&cluster.url(), &[]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["fleet", &node.port().to_string(), "slots assigned"]);
+    report.has("not-checked", &["round-trip", &node.port().to_string(), "cluster is down"]);
+    report.has("fine", &["clock", &node.port().to_string()]);
+}
+
+#[test]
 fn sentinels_and_the_servers_behind_them_are_examined() {
     let fleet = Sentinels::start("");
-    let report = Report::json(&[&fleet.url()]);
+    let report = Report::json(&fleet.url(), &[]);
     assert_eq!(report.with("failure"), [""; 0], "{report:#?}");
     assert_eq!(report.exit, Some(1), "{report:#?}");
     report.has("warning", &["failover", &fleet.primary_port().to_string()]);
@@ -314,18 +414,18 @@ fn sentinels_and_the_servers_behind_them_are_examined() {
 #[test]
 fn servers_of_zookeeper_are_examined() {
     let server = ZooKeeper::start();
-    let report = Report::json(&[&server.url()]);
+    let report = Report::json(&server.url(), &[]);
     assert_eq!(report.exit, Some(1), "one server: {report:#?}");
     report.has("fine", &["version", "is ZooKeeper 3."]);
     report.has("fine", &["role", "standalone"]);
     report.has("fine", &["session", "30s"]);
     report.has("fine", &["permissions all"]);
     report.has("warning", &["fleet all", "one server"]);
-    let report = Report::json(&[&server.url(), "--ttl", "2h"]);
+    let report = Report::json(&server.url(), &["--ttl", "2h"]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["session", "maxSessionTimeout"]);
     let away = format!("zookeeper://127.0.0.1:{}", kit::server::free_port());
-    let report = Report::json(&[&away]);
+    let report = Report::json(&away, &[]);
     assert_eq!(report.exit, Some(2), "{report:#?}");
     report.has("failure", &["reachable"]);
 }

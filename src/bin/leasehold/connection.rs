@@ -78,7 +78,7 @@ impl Connection {
         })?;
         if has_secret(url) && is_argument(url) {
             return Err(Failure::new(
-                "--url has a password, which other users of this machine can read: set LEASEHOLD_URL instead, or put the password into a file and name it by LEASEHOLD_PASSWORD_FILE",
+                "the URL has a password, which other users of this machine can read: set LEASEHOLD_URL instead, or put the password into a file and name it by LEASEHOLD_PASSWORD_FILE",
             ));
         }
         Ok(url)

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// user may not make is not-checked, with the rule that would allow it.
 ///
 /// It takes about 11 seconds, in which the clocks of the servers are watched, and at most a minute and a half, whatever the servers
-/// do. It only reads, besides the try-out of permissions that each connection of a program does as well. Give it the --prefix and
-/// the --ttl of your programs.
+/// do. It only reads, besides the try-out of permissions that each connection of a program does as well. On ZooKeeper that creates
+/// the path of the URL where it is missing, and leaves it there. Give it the --prefix and the --ttl of your programs.
 ///
 /// Exits with 0 if all is fine, 1 with a warning or something that was not checked, 2 with a failure, and 125 if it cannot run.
 #[derive(Clone, Debug, Args)]
@@ -36,12 +36,11 @@ const FOUND_FAILURES: Exit = Exit(2);
 const USUAL: Duration = Duration::from_secs(11);
 
 impl Doctor {
-    pub(crate) async fn run(self, connection: Connection) -> Result<Exit, Failure> {
-        let url = match &self.store {
-            Some(url) => url,
-            None => connection.url()?,
-        };
-        let examination = connection.builder()?.examine(url);
+    pub(crate) async fn run(self, mut connection: Connection) -> Result<Exit, Failure> {
+        if self.store.is_some() {
+            connection.url.clone_from(&self.store);
+        }
+        let examination = connection.builder()?.examine(connection.url()?);
         let mut findings = with_progress(examination).await;
         if self.json {
             findings.iter().try_for_each(|finding| output::object(object(finding)))?;
@@ -139,9 +138,10 @@ struct Row {
 
 impl Row {
     fn of(finding: &Finding) -> Self {
-        let Finding { check, verdict, server, .. } = finding;
-        let message = finding.message().to_owned();
-        Self { verdict: *verdict, check: check.to_string(), server: server.clone(), message }
+        // Both have words of the servers.
+        let server = output::printable(&finding.server);
+        let message = output::printable(finding.message());
+        Self { verdict: finding.verdict, check: finding.check.to_string(), server, message }
     }
 }
 

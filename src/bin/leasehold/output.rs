@@ -5,9 +5,10 @@ use crate::exit::Failure;
 use serde_json::{Map, Value};
 use std::io::{self, ErrorKind, Write};
 
-/// Says something on the standard error. An error of it is of no interest: there is nowhere else to say it.
+/// Says something in a line of the standard error, in which words of a server may not act on the terminal. An error of it is
+/// of no interest: there is nowhere else to say it.
 pub(crate) fn say(message: &str) {
-    let _ = writeln!(io::stderr(), "leasehold: {message}");
+    let _ = writeln!(io::stderr(), "leasehold: {}", printable(message));
 }
 
 /// Prints a line on the standard output.

@@ -54,14 +54,14 @@ impl Examination {
         self.servers.extend(other.servers);
     }
 
-    /// Makes one of those of the nodes of a quorum. While a majority has answered, a node that is away costs no lease.
+    /// Makes one of those of the nodes of a quorum. While a majority can be used, a node that is away costs no lease.
     pub(crate) fn of_quorum(nodes: Vec<Self>) -> Self {
-        let is_away = |finding: &Finding| {
-            finding.check == Check::Reachable && finding.verdict == Verdict::Failure
-        };
         let count = nodes.len();
-        let away = nodes.iter().filter(|node| node.findings.iter().any(is_away)).count();
-        let here = count - away;
+        let with = |is: fn(&Finding) -> bool| {
+            nodes.iter().filter(|node| node.findings.iter().any(is)).count()
+        };
+        let away = with(is_away);
+        let here = count - with(is_of_no_use);
         let majority = count / 2 + 1;
         let mut quorum = Self::default();
         for mut node in nodes {
@@ -72,8 +72,14 @@ impl Examination {
             }
             quorum.join(node);
         }
-        let (verdict, advice) = if away == 0 {
+        let (verdict, advice) = if here == count {
             (Verdict::Fine, format!("{count} nodes answer, and {majority} are needed"))
+        } else if here >= majority && here + away < count {
+            let advice = format!(
+                "{here} of {count} nodes can be used, and {majority} are needed: leases are held, but a program that starts may \
+                 be refused; mend the failures of the others"
+            );
+            (Verdict::Warning, advice)
         } else if here >= majority {
             let advice = format!(
                 "{here} of {count} nodes answer, and {majority} are needed: locks work, but with {} more away none does; \
@@ -83,12 +89,13 @@ impl Examination {
             (Verdict::Warning, advice)
         } else {
             let advice = format!(
-                "{here} of {count} nodes answer, but {majority} are needed, so no lock can be acquired"
+                "{here} of {count} nodes can be used, but {majority} are needed, so no lock can be acquired"
             );
             (Verdict::Failure, advice)
         };
         quorum.findings.push(Finding::new(Check::Fleet, verdict, ALL, advice));
         quorum.findings.extend(twins(&quorum.servers));
+        quorum.findings.extend(unknown(&quorum.servers));
         quorum
     }
 
@@ -96,6 +103,29 @@ impl Examination {
     pub(crate) fn compare_clocks(&mut self, ttl: Duration) {
         self.findings.extend(compare(&self.servers, ttl));
     }
+}
+
+fn is_away(finding: &Finding) -> bool {
+    finding.check == Check::Reachable && finding.verdict == Verdict::Failure
+}
+
+/// Returns whether a failure of a node keeps all locks from it.
+fn is_of_no_use(finding: &Finding) -> bool {
+    use Check::{ClusterMode, Info, Permissions, Reachable, Role, Settings, Version};
+    let costs_all = [ClusterMode, Info, Permissions, Reachable, Role, Settings, Version];
+    finding.verdict == Verdict::Failure && costs_all.contains(&finding.check)
+}
+
+/// Finds nodes of a quorum of which it is not known whether they are the same server as another.
+fn unknown(servers: &[Examined]) -> Option<Finding> {
+    let without = servers.iter().filter(|server| server.run_id.is_none());
+    let without: Vec<&str> = without.map(|server| server.name.as_str()).collect();
+    let are_known = without.is_empty() || servers.len() < 2;
+    let advice = format!(
+        "{} report no run_id in INFO, so it is not known whether two nodes are one server; grant +info",
+        without.join(", ")
+    );
+    (!are_known).then(|| Finding::new(Check::Fleet, Verdict::NotChecked, ALL, advice))
 }
 
 /// Finds two nodes of a quorum that are one server.
@@ -166,6 +196,25 @@ mod tests {
     }
 
     #[test]
+    fn node_that_cannot_be_used_does_not_count() {
+        let node = |check, verdict| Examination::of(Finding::new(check, verdict, "it", "is"));
+        let of = |check, unfit: usize| {
+            let verdict = |at| if at < unfit { Verdict::Failure } else { Verdict::Fine };
+            let nodes = (0..3).map(|at| node(check, verdict(at))).collect();
+            let Examination { findings, .. } = Examination::of_quorum(nodes);
+            let failures = findings.iter().filter(|known| known.verdict == Verdict::Failure);
+            assert!(failures.count() >= unfit, "it stays a failure: {findings:?}");
+            findings.into_iter().find(|finding| finding.check == Check::Fleet).unwrap().verdict
+        };
+        for check in [Check::Permissions, Check::Role, Check::Version, Check::Info] {
+            assert_eq!(of(check, 0), Verdict::Fine, "{check}");
+            assert_eq!(of(check, 1), Verdict::Warning, "{check}");
+            assert_eq!(of(check, 2), Verdict::Failure, "{check}");
+        }
+        assert_eq!(of(Check::Eviction, 2), Verdict::Fine, "a danger, but locks work");
+    }
+
+    #[test]
     fn quorum_is_judged_by_its_majority() {
         let node = |name: &str, is_away| {
             let verdict = if is_away { Verdict::Failure } else { Verdict::Fine };
@@ -186,6 +235,12 @@ mod tests {
             let worst = quorum.findings.iter().map(|finding| finding.verdict).max();
             assert_eq!(worst, Some(expected), "{away}: {quorum:?}");
         }
+        let mut nodes = vec![node("1", false), node("2", false), node("3", false)];
+        nodes[2].servers[0].run_id = None;
+        let quorum = Examination::of_quorum(nodes);
+        let last = quorum.findings.last().unwrap();
+        assert_eq!(last.verdict, Verdict::NotChecked, "{last}");
+        assert!(last.message().contains("3 report no run_id"), "{last}");
         let nodes = vec![node("1", false), node("2", false), node("2", false)];
         let quorum = Examination::of_quorum(nodes);
         assert!(quorum.findings.iter().any(|finding| finding.message().contains("one server")));

@@ -12,6 +12,8 @@ pub(super) enum Asked {
     Answered(Answer),
     /// The user may not ask it.
     Forbidden,
+    /// The user may not ask it of this key.
+    KeyOutOfReach,
     /// The server knows no such command.
     Unknown,
 }
@@ -24,6 +26,7 @@ pub(super) async fn ask(inquiry: &Inquiry, words: &[&str]) -> Result<Asked> {
 fn sort(answer: Result<Answer>) -> Result<Asked> {
     match answer {
         Ok(answer) => Ok(Asked::Answered(answer)),
+        Err(error) if reply::is_key_out_of_reach(&error) => Ok(Asked::KeyOutOfReach),
         Err(error) if is_forbidden(&error) => Ok(Asked::Forbidden),
         Err(error) if is_refusal(&error) => Ok(Asked::Unknown),
         Err(error) => Err(error),
@@ -38,7 +41,7 @@ impl Asked {
     pub(super) fn answer(&self) -> Option<&Answer> {
         match self {
             Self::Answered(answer) => Some(answer),
-            Self::Forbidden | Self::Unknown => None,
+            Self::Forbidden | Self::KeyOutOfReach | Self::Unknown => None,
         }
     }
 
@@ -53,6 +56,11 @@ impl Asked {
         let advice = match self {
             Self::Answered(_) => return None,
             Self::Forbidden => format!("does not let this user see {what}; grant {rule}"),
+            Self::KeyOutOfReach => {
+                format!(
+                    "does not let this user touch the keys, so {what} are not seen; grant the prefix as a key pattern (~)"
+                )
+            }
             Self::Unknown => format!("has no command to see {what}"),
         };
         Some(Finding::new(check, Verdict::NotChecked, name, advice))
@@ -89,6 +97,11 @@ pub(super) mod tests {
         let finding = finding.unwrap();
         assert_eq!(finding.verdict, Verdict::NotChecked);
         assert!(!finding.message().contains("grant"), "{finding}");
+        let words = "NOPERM No permissions to access a key";
+        let of_a_key = sort(Err(reply::classify(words))).unwrap();
+        let finding = of_a_key.not_checked(Check::Leftovers, "it", "keys", "+pttl").unwrap();
+        assert!(finding.message().contains("key pattern"), "{finding}");
+        assert!(!finding.message().contains("+pttl"), "{finding}");
         assert!(sort(Err(reply::classify("NOAUTH Authentication required."))).is_err());
         assert!(sort(Ok(text("OK"))).unwrap().not_checked(Check::Info, "it", "x", "y").is_none());
     }

@@ -8,6 +8,7 @@ use super::fleet::{judge_cluster, judge_node_timeout, judge_replica, judge_senti
 use super::info::{Deployment, judge, judge_fsync};
 use super::leftovers;
 use super::limits::{Limits, judge_limits};
+use super::permissions::missing_rule;
 use super::stalls::{Stalls, judge_stalls};
 use super::times::{judge_clock, judge_round_trips};
 use super::tryout::{failed, probe_name, try_out};
@@ -20,7 +21,7 @@ use crate::store::redis::link::health::field;
 use crate::store::redis::link::inquiry::{Answer, Inquiry};
 use crate::store::redis::link::script::slot;
 use crate::store::redis::link::url::{Sentinels, Topology};
-use crate::store::redis::scripts::{ScriptCall, Scripts};
+use crate::store::redis::scripts::{ScriptCall, Scripts, reply};
 use crate::store::redis::topology::AllServers;
 use crate::util::panics::caught;
 use std::time::Duration;
@@ -38,7 +39,7 @@ const READINGS: usize = 5;
 /// The number of requests of which the times are judged.
 const REQUESTS: usize = 50;
 /// The settings that are asked for.
-const CONFIG: [&str; 7] = [
+const CONFIG: [&str; 9] = [
     "CONFIG",
     "GET",
     "timeout",
@@ -46,6 +47,8 @@ const CONFIG: [&str; 7] = [
     "busy-reply-threshold",
     "appendfsync",
     "cluster-node-timeout",
+    "latency-monitor-threshold",
+    "slowlog-log-slower-than",
 ];
 
 /// A server that is examined.
@@ -326,15 +329,12 @@ async fn ask_all(
     seen: &mut Seen,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
-    let Subject { name, address, part, probe } = subject;
+    let Subject { name, address, part, .. } = subject;
     let ttl = address.ttl;
     let start = Instant::now();
     let first = read_clock(inquiry).await?;
     if let Ok(clock) = &first {
         seen.clock = Some(*clock);
-    }
-    if let Some(probe) = probe {
-        findings.extend(round_trips(subject, inquiry, probe).await?);
     }
     let info = inquiry.ask(&["INFO"]).await.map(|info| info.text());
     let text = info.as_ref().ok().cloned();
@@ -356,26 +356,94 @@ async fn ask_all(
     let limits = Limits { info: text.as_deref(), config: &config };
     findings.extend(judge_limits(name, &limits, ttl));
     if *part == (Part::Primary { in_cluster: true }) {
-        findings.extend(judge_cluster(name, &ask(inquiry, &["CLUSTER", "INFO"]).await?));
+        let judged = judge_cluster(name, &ask(inquiry, &["CLUSTER", "INFO"]).await?);
+        let is_down = judged.iter().any(|finding| finding.verdict == Verdict::Failure);
+        findings.extend(judged);
         findings.extend(judge_node_timeout(name, &config, ttl));
+        if is_down {
+            // A question for a key would end the connection.
+            let unasked = [Check::RoundTrip, Check::Leftovers].map(|check| {
+                let advice = "was not asked for keys, since its cluster is down";
+                Finding::new(check, Verdict::NotChecked, name, advice)
+            });
+            findings.extend(unasked);
+            return watch_clock(subject, inquiry, Watch { start, first, keys: false }, findings)
+                .await;
+        }
     }
+    watch_clock(subject, inquiry, Watch { start, first, keys: true }, findings).await
+}
+
+/// How a clock is watched.
+struct Watch {
+    start: Instant,
+    /// The first reading.
+    first: Result<WallClock, Asked>,
+    /// Whether the server is asked for keys meanwhile.
+    keys: bool,
+}
+
+/// Watches the clock, and meanwhile asks for keys, which a cluster may refuse.
+async fn watch_clock(
+    subject: &Subject,
+    inquiry: &Inquiry,
+    watch: Watch,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    let Watch { start, first, keys } = watch;
+    let name = &subject.name;
     let first = match first {
         Ok(first) => first,
         Err(asked) => {
             findings.extend(asked.not_checked(Check::Clock, name, "its clock", "+time"));
-            findings.extend(leftovers_of(subject, inquiry, start).await?);
-            return Ok(());
+            return match keys {
+                true => ask_for_keys(subject, inquiry, start, findings).await,
+                false => Ok(()),
+            };
         }
     };
     sleep_until(start + SPAN).await;
     let second = read_clock(inquiry).await?;
-    findings.extend(leftovers_of(subject, inquiry, start).await?);
+    if keys {
+        ask_for_keys(subject, inquiry, start, findings).await?;
+    }
     sleep_until(start + SPAN * 2).await;
     let third = read_clock(inquiry).await?;
     if let (Ok(second), Ok(third)) = (second, third) {
         findings.push(judge_clock(name, [first, second, third]));
     }
     Ok(())
+}
+
+async fn ask_for_keys(
+    subject: &Subject,
+    inquiry: &Inquiry,
+    start: Instant,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    let name = &subject.name;
+    if let Some(probe) = &subject.probe {
+        let took = round_trips(subject, inquiry, probe).await;
+        findings.extend(unless_elsewhere(name, Check::RoundTrip, took)?);
+    }
+    let left = leftovers_of(subject, inquiry, start).await;
+    findings.extend(unless_elsewhere(name, Check::Leftovers, left)?);
+    Ok(())
+}
+
+/// Makes a finding of the error by which a server of a cluster refuses a key that it does not serve.
+fn unless_elsewhere(
+    name: &str,
+    check: Check,
+    found: Result<Option<Finding>>,
+) -> Result<Option<Finding>> {
+    let Err(error) = &found else { return found };
+    let words = reply::words_of(error).unwrap_or_default();
+    if !["MOVED ", "ASK ", "TRYAGAIN ", "CLUSTERDOWN "].iter().any(|word| words.starts_with(word)) {
+        return found;
+    }
+    let advice = format!("refuses a key: {}", error.message());
+    Ok(Some(Finding::new(check, Verdict::NotChecked, name, advice)))
 }
 
 async fn leftovers_of(
@@ -449,8 +517,12 @@ async fn round_trips(subject: &Subject, inquiry: &Inquiry, probe: &str) -> Resul
     // The first call may have to send the text of the script.
     if let Err(error) = inquiry.run(script, call()).await {
         let is_answer = !error.is_unavailable();
-        // The try-out explains what is missing.
-        let advice = "does not let this user run the script of which the time is taken";
+        let rule = reply::words_of(&error).and_then(|words| missing_rule(words, &address.prefix));
+        let rule = rule.map(|rule| format!("; grant {rule}")).unwrap_or_default();
+        let advice = format!(
+            "does not let this user run the script of which the time is taken: {}{rule}",
+            error.message()
+        );
         let finding = Finding::new(Check::RoundTrip, Verdict::NotChecked, name, advice);
         return if is_answer { Ok(Some(finding)) } else { Err(error) };
     }
@@ -467,6 +539,19 @@ async fn round_trips(subject: &Subject, inquiry: &Inquiry, probe: &str) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn key_that_is_served_elsewhere_ends_no_examination() {
+        let judged =
+            |words: &str| unless_elsewhere("it", Check::RoundTrip, Err(reply::classify(words)));
+        for words in ["MOVED 5 127.0.0.1:7001", "CLUSTERDOWN Hash slot not served"] {
+            let finding = judged(words).unwrap().unwrap();
+            assert_eq!(finding.verdict, Verdict::NotChecked, "{finding}");
+        }
+        for words in ["LOADING Redis is loading the dataset in memory", "BUSY Redis is busy"] {
+            assert!(judged(words).is_err(), "{words}");
+        }
+    }
 
     #[test]
     fn failure_of_the_try_out_that_is_explained_is_left_out() {

@@ -37,6 +37,11 @@ pub(super) fn judge(
 ) -> Result<Vec<Finding>> {
     match info {
         Ok(info) => Ok(judge_settings(name, &info, replicas, deployment)),
+        Err(error) if is_refusal(&error) && deployment == Deployment::Quorum => {
+            let advice = "does not let this user run INFO, by which a quorum knows how long a server runs, so that none connects; \
+                 grant +info";
+            Ok(vec![Finding::new(Check::Info, Verdict::Failure, name, advice)])
+        }
         Err(error) if is_refusal(&error) => {
             let refused = Finding::new(
                 Check::Info,
@@ -244,14 +249,15 @@ mod tests {
 
     #[test]
     fn refusal_of_info_is_a_finding_and_an_outage_an_error() {
-        let judged = |text: &str| {
-            judge(
-                "it",
-                Err(crate::store::redis::scripts::reply::classify(text)),
-                0,
-                Deployment::Alone,
-            )
+        let judged_in = |text: &str, deployment| {
+            let error = crate::store::redis::scripts::reply::classify(text);
+            judge("it", Err(error), 0, deployment)
         };
+        let judged = |text: &str| judged_in(text, Deployment::Alone);
+        let words = "NOPERM this user has no permissions to run the 'info' command";
+        let of_a_node = judged_in(words, Deployment::Quorum).unwrap();
+        assert_eq!(of_a_node[0].verdict, Verdict::Failure);
+        assert_eq!(judged(words).unwrap()[0].verdict, Verdict::NotChecked);
         for text in [
             "NOPERM this user has no permissions to run the 'info' command",
             "NOPERM User lease has no permissions to run the 'info' command",

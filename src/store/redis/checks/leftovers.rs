@@ -9,18 +9,21 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 /// How many keys a server looks at for a call, and how many calls there are at most.
-const COUNT: &str = "500";
+const COUNT: usize = 500;
 const CALLS: usize = 20;
 /// How many keys are asked for their time to live.
 const MOST: usize = 2000;
-/// How many keys a finding names.
+/// How many keys a finding names, and how many characters of each.
 const NAMED: usize = 5;
+const LONGEST: usize = 80;
 
 /// What a look through the keys has found.
 #[derive(Debug, Default)]
 struct Sample {
     /// The keys that were looked at.
     seen: usize,
+    /// About how many keys of the server were gone through for them.
+    passed: usize,
     is_complete: bool,
     /// Those of locks that have no time to live.
     left: Vec<String>,
@@ -36,15 +39,20 @@ pub(super) async fn look(
 ) -> Result<Finding> {
     let pattern = pattern(prefix);
     let kind = if layout == Layout::Plain { "string" } else { "hash" };
+    let count = COUNT.to_string();
     let mut cursor = "0".to_owned();
     let mut sample = Sample::default();
     for _ in 0..CALLS {
-        let words = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", COUNT, "TYPE", kind];
+        let words = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", &count, "TYPE", kind];
         let asked = ask(inquiry, &words).await?;
         let Some([next, keys]) = asked.answer().map(Answer::list) else {
             return Ok(not_checked(name, &asked, "+scan +pttl +hscan +getrange"));
         };
+        sample.passed += COUNT;
         for key in keys.list().iter().map(Answer::text) {
+            if sample.seen >= MOST || Instant::now() >= until {
+                return Ok(judge(name, &sample));
+            }
             sample.seen += 1;
             let left = ask(inquiry, &["PTTL", &key]).await?;
             let Some(left) = left.answer() else { return Ok(not_checked(name, &left, "+pttl")) };
@@ -60,9 +68,6 @@ pub(super) async fn look(
             };
             if is_of_a_lock(answer) {
                 sample.left.push(key);
-            }
-            if sample.seen >= MOST || Instant::now() >= until {
-                return Ok(judge(name, &sample));
             }
         }
         cursor = next.text();
@@ -88,14 +93,20 @@ fn not_checked(name: &str, asked: &Asked, rule: &str) -> Finding {
 }
 
 fn judge(name: &str, sample: &Sample) -> Finding {
-    let Sample { seen, is_complete, left } = sample;
-    let of = if *is_complete { "all" } else { "a sample of" };
-    let (verdict, advice) = if left.is_empty() {
-        let advice =
-            format!("has no lock without a time to live among {of} {seen} keys of their type");
+    let Sample { seen, passed, is_complete, left } = sample;
+    let (verdict, advice) = if *seen == 0 && !*is_complete {
+        let advice = format!(
+            "has no key of a lock with the prefix among the first {passed} of its keys, and the others were not looked at"
+        );
+        (Verdict::NotChecked, advice)
+    } else if left.is_empty() {
+        let of = if *is_complete { "all" } else { "a sample of" };
+        let advice = format!(
+            "has no lock without a time to live among {of} {seen} keys of their type with the prefix"
+        );
         (Verdict::Fine, advice)
     } else {
-        let named: Vec<String> = left.iter().take(NAMED).map(|key| format!("{key:.80?}")).collect();
+        let named: Vec<String> = left.iter().take(NAMED).map(|key| shortened(key)).collect();
         let more = if left.len() > NAMED { ", .." } else { "" };
         let advice = format!(
             "has {} keys of locks without a time to live: {}{more}; these names stay taken until a person deletes the keys: see \
@@ -106,6 +117,13 @@ fn judge(name: &str, sample: &Sample) -> Finding {
         (Verdict::Warning, advice)
     };
     Finding::new(Check::Leftovers, verdict, name, advice)
+}
+
+/// Returns a key in quotes, or of a long one the beginning.
+fn shortened(key: &str) -> String {
+    let beginning: String = key.chars().take(LONGEST).collect();
+    let more = if beginning.len() < key.len() { ".." } else { "" };
+    format!("{beginning:?}{more}")
 }
 
 /// Returns the pattern of all keys that begin with a text.
@@ -173,6 +191,7 @@ mod tests {
     fn some_of_the_keys_are_named() {
         let sample = |count: usize| Sample {
             seen: 100,
+            passed: 500,
             is_complete: true,
             left: (0..count).map(|number| format!("job{number}")).collect(),
         };
@@ -185,6 +204,13 @@ mod tests {
             many.message().contains("9 keys") && many.message().contains("\"job4\", .."),
             "{many}"
         );
+        let none = judge("it", &Sample { passed: 10_000, ..Sample::default() });
+        assert_eq!(none.verdict, Verdict::NotChecked, "{none}");
+        assert!(none.message().contains("first 10000"), "{none}");
+        let all = Sample { passed: 500, is_complete: true, ..Sample::default() };
+        assert_eq!(judge("it", &all).verdict, Verdict::Fine);
+        assert_eq!(shortened(&"é".repeat(90)), format!("\"{}\"..", "é".repeat(80)));
+        assert_eq!(shortened("a\n"), "\"a\\n\"");
         let finding = not_checked("it", &refused(), "+scan");
         assert_eq!(finding.verdict, Verdict::NotChecked);
         assert!(finding.message().contains("+scan"), "{finding}");

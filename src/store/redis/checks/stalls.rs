@@ -13,7 +13,7 @@ pub(super) struct Stalls<'a> {
     pub(super) latency: &'a Asked,
     /// The reply to `SLOWLOG GET`.
     pub(super) slow_log: &'a Asked,
-    /// The reply to `CONFIG GET` of `busy-reply-threshold`.
+    /// The reply to `CONFIG GET` of `busy-reply-threshold`, and of what is recorded.
     pub(super) config: &'a Asked,
 }
 
@@ -23,6 +23,14 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
     let find = |verdict, advice: String| Finding::new(Check::Stalls, verdict, name, advice);
     let mut found = Vec::new();
     let mut seen = Vec::new();
+    let setting = |name: &str| stalls.config.answer()?.value_of(name)?.parse::<i64>().ok();
+    let is_within = |value: i64, unit: Duration| {
+        u32::try_from(value).is_ok_and(|value| unit.saturating_mul(value) <= limit)
+    };
+    let events_are_recorded = setting("latency-monitor-threshold")
+        .is_none_or(|millis| millis > 0 && is_within(millis, Duration::from_millis(1)));
+    let commands_are_recorded = setting("slowlog-log-slower-than")
+        .is_none_or(|micros| is_within(micros, Duration::from_micros(1)));
     if let Some(fork) = stalls.info.and_then(|info| field(info, "latest_fork_usec")?.parse().ok()) {
         let fork = Duration::from_micros(fork);
         if fork > limit {
@@ -34,7 +42,10 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
                 ),
             ));
         }
-        seen.push(format!("{fork:.1?} in its last fork"));
+        seen.push(match fork.is_zero() {
+            true => "no fork yet".to_owned(),
+            false => format!("{fork:.1?} in its last fork"),
+        });
     }
     match stalls.latency {
         Asked::Answered(answer) => match worst_event(answer) {
@@ -46,6 +57,9 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
                 ),
             )),
             Some((event, worst)) => seen.push(format!("{worst:.1?} by LATENCY LATEST ({event})")),
+            None if !events_are_recorded => seen.push(
+                "events are not recorded for LATENCY LATEST, by its latency-monitor-threshold".to_owned(),
+            ),
             None => seen.push("no event in LATENCY LATEST".to_owned()),
         },
         unknown => found.extend(unknown.not_checked(Check::Stalls, name, "its latency events", "+latency|latest")),
@@ -62,12 +76,18 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
                     ),
                 )),
                 Some((command, took)) => seen.push(format!("{took:.1?} for a {command} in its slow log")),
+                None if !commands_are_recorded => {}
                 None => seen.push("an empty slow log".to_owned()),
             }
         }
         unknown => {
             found.extend(unknown.not_checked(Check::Stalls, name, "its slow log", "+slowlog|get"))
         }
+    }
+    if !commands_are_recorded {
+        let advice = "does not record commands that take a twentieth of the time to live, so it is not known whether some did; \
+             set slowlog-log-slower-than to 10000";
+        found.push(find(Verdict::NotChecked, advice.to_owned()));
     }
     match stalls.config {
         Asked::Answered(answer) => {
@@ -176,6 +196,31 @@ mod tests {
             assert_eq!(finding.verdict, expected, "{finding}");
             assert!(finding.message().contains(says.unwrap_or("no long stall")), "{finding}");
             assert!(!finding.message().contains("hunter2"), "{finding}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_recorded_is_said() {
+        let none = Asked::Answered(list(Vec::new()));
+        let recorded = |events: &str, commands: &str| {
+            let names = ["latency-monitor-threshold", "slowlog-log-slower-than"];
+            let pairs = names.into_iter().zip([events, commands]);
+            let words = pairs.flat_map(|(name, value)| [text(name), text(value)]).collect();
+            let findings =
+                judged("latest_fork_usec:0\r\n", &none, &none, &Asked::Answered(list(words)));
+            let [finding] = &findings[..] else { panic!("{findings:?}") };
+            finding.clone()
+        };
+        for (events, commands, verdict, says) in [
+            ("100", "10000", Verdict::Fine, "no fork yet, no event"),
+            ("0", "10000", Verdict::Fine, "events are not recorded"),
+            ("2000", "0", Verdict::Fine, "events are not recorded"),
+            ("100", "-1", Verdict::NotChecked, "slowlog-log-slower-than"),
+            ("0", "2000000", Verdict::NotChecked, "slowlog-log-slower-than"),
+        ] {
+            let finding = recorded(events, commands);
+            assert_eq!(finding.verdict, verdict, "{events} {commands}: {finding}");
+            assert!(finding.message().contains(says), "{events} {commands}: {finding}");
         }
     }
 

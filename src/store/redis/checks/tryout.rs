@@ -32,7 +32,8 @@ pub(super) async fn try_out(address: &Address, name: &str) -> Vec<Finding> {
     let mut findings = vec![match tried.unwrap_or_else(|_| Err(Error::silent())) {
         Ok(Tried::All) => {
             let advice = format!(
-                "lets this user do all that exclusive locks need, with the prefix {prefix:?}"
+                "lets this user hold exclusive locks with the prefix {prefix:?}; not tried: ~leasehold_note:{{{prefix}*, \
+                 &leasehold_inbox:{prefix}*, +unsubscribe, and what other kinds of locks need"
             );
             Finding::new(Check::Permissions, Verdict::Fine, name, advice)
         }
@@ -101,8 +102,9 @@ fn judge_wake_up(name: &str, heard: Result<bool>, prefix: &str) -> Finding {
         Ok(true) => (Verdict::Fine, "wakes those that wait for a release".to_owned()),
         Ok(false) => {
             let advice = format!(
-                "runs releases, but none of their messages arrives, {cost}; look at what is between: a proxy without pub/sub, or \
-                 a service address that leads to several servers"
+                "runs releases, but none of their messages arrives, {cost}; see that the user has +publish and \
+                 &redisson_lock__channel:{{{prefix}*, and look at what is between: a proxy without pub/sub, or a service address \
+                 that leads to several servers"
             );
             (Verdict::Warning, advice)
         }
@@ -148,7 +150,12 @@ mod tests {
     fn wake_up_that_does_not_arrive_is_a_warning() {
         let judged = |heard| judge_wake_up("it", heard, "app:");
         assert_eq!(judged(Ok(true)).verdict, Verdict::Fine);
-        assert_eq!(judged(Ok(false)).verdict, Verdict::Warning);
+        let silent = judged(Ok(false));
+        assert_eq!(silent.verdict, Verdict::Warning);
+        assert!(
+            silent.message().contains("+publish and &redisson_lock__channel:{app:*"),
+            "{silent}"
+        );
         let words =
             "NOPERM this user has no permissions to access one of the channels used as arguments";
         let refused = judged(Err(reply::classify(words)));

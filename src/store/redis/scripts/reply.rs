@@ -244,8 +244,9 @@ pub(in crate::store::redis) fn classify(text: &str) -> Error {
         "DENIED" => (Denied, "the server is in protected mode: it takes local clients only"),
         "NOAUTH" => (
             Denied,
-            "the server wants a password; put it into the URL after a colon, as in redis://:password@host, or have the \
-             credentials provider return one",
+            "the server wants a password; have the credentials provider return one, or put it into the URL after a colon, as \
+             in redis://:password@host, but not on a command line, which others can read: there LEASEHOLD_PASSWORD_FILE \
+             names a file with it",
         ),
         "WRONGPASS" => (Denied, WRONG_USER),
         "NOPERM" if text.contains(" key") => (

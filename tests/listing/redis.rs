@@ -77,6 +77,49 @@ async fn kinds_are_shown_by_the_shape_of_the_keys() {
     drop(held);
 }
 
+/// The field of a hash of locks.
+fn holder(number: usize) -> String {
+    format!("0f0e0d0c-9abc-4def-8123-456789abcdef:{number}")
+}
+
+/// Adds so many fields to a hash.
+fn add_holders(server: &Server, key: &str, numbers: std::ops::Range<usize>) {
+    let numbers: Vec<_> = numbers.collect();
+    for some in numbers.chunks(1_000) {
+        let mut words = vec!["HSET".to_owned(), key.to_owned()];
+        words.extend(some.iter().flat_map(|number| [holder(*number), "1".to_owned()]));
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        assert_eq!(server.command(&words).error(), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_in_a_hash_that_has_shrunk_is_found() {
+    let server = Server::start();
+    let leases = manager(&server, "").await;
+    add_holders(&server, "pool", 0..4_000);
+    // Until this child has ended, the server keeps the tables of its hashes as large as they are.
+    server.command(&["CONFIG", "SET", "rdb-key-save-delay", "60000000"]);
+    assert_eq!(server.command(&["BGSAVE"]).error(), None);
+    let mut number = 0;
+    // A field that is not among the first ones.
+    let first = |server: &Server| {
+        let page = server.command(&["HSCAN", "pool", "0", "COUNT", "100"]);
+        let fields = page.list().remove(1).list();
+        fields.into_iter().map(kit::Reply::text).collect::<Vec<_>>()
+    };
+    let early = first(&server);
+    while early.contains(&holder(number)) {
+        number += 1;
+    }
+    for other in (0..4_000).filter(|other| *other != number) {
+        server.command(&["HDEL", "pool", &holder(other)]);
+    }
+    assert!(first(&server).is_empty(), "its table is sparse");
+    let found = all(leases.list("")).await;
+    assert_eq!(found, [("pool".to_owned(), Kind::Lock)].into());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prefix_is_taken_as_it_is() {
     let server = Server::start();

@@ -11,6 +11,7 @@
 
 use super::link::command::{Command, Reply};
 use super::link::errors::{Failure, classify};
+use super::link::node::Node;
 use super::scripts::keys::Keys;
 use super::scripts::reply;
 use super::topology::Connection;
@@ -27,6 +28,10 @@ use uuid::Uuid;
 
 /// About how many fields of a hash are looked at: enough to see what it is, however many it has.
 const FIELDS: &str = "8";
+/// How often the server is asked for more fields of a hash of which none was seen yet, and about how many then. The table of
+/// a hash that has shrunk is sparse while a child of the server runs: 16 000 of its entries are looked at, or more.
+const MORE: usize = 16;
+const MORE_FIELDS: &str = "1000";
 /// The digits of a permit's id of Redisson, and the bytes of one of leasehold.
 const PERMIT_LENGTHS: [usize; 2] = [32, 16];
 /// What the permissions of the user lack.
@@ -138,10 +143,10 @@ impl Looks {
         let replies = found.node.commands(&commands, self.timeout).await;
         let replies = replies.map_err(|failure| found.node.at(classify(&failure)))?;
         let mut listed = Vec::new();
-        for ((_, name), reply) in named.into_iter().zip(replies) {
+        for ((key, name), reply) in named.into_iter().zip(replies) {
             match reply {
                 Ok(reply) => {
-                    let kind = self.kind(reply, found.query);
+                    let kind = self.kind(&found.node, &key, reply, found.query).await?;
                     listed.extend(kind.map(|kind| Listed::new(name, kind)));
                 }
                 Err(failure) if is_gone(&failure) => {}
@@ -177,51 +182,100 @@ impl Looks {
             |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         match (self.layout, query) {
             (Layout::Plain, _) => Command::new("PTTL", words(&[key])),
-            (Layout::Redisson, 0) => Command::new("HSCAN", words(&[key, "0", "COUNT", FIELDS])),
+            (Layout::Redisson, 0) => fields_of(key, "0", FIELDS),
             (Layout::Redisson, _) => Command::new("ZRANGE", words(&[key, "0", "0"])),
         }
     }
 
     /// Returns what a key is, by the reply to that command; `None` if it is no lock.
-    fn kind(&self, reply: Reply, query: usize) -> Option<Kind> {
-        match (self.layout, query) {
+    async fn kind(
+        &self,
+        node: &Node,
+        key: &str,
+        reply: Reply,
+        query: usize,
+    ) -> Result<Option<Kind>> {
+        Ok(match (self.layout, query) {
             (Layout::Plain, _) => matches!(reply, Reply::Int(1..)).then_some(Kind::Lock),
-            (Layout::Redisson, 0) => of_hash(reply),
-            (Layout::Redisson, _) => {
-                let first = reply.list()?.into_iter().next()?;
-                let is_permit = match first {
-                    Reply::Text(Some(id)) => PERMIT_LENGTHS.contains(&id.len()),
-                    // Bytes, as leasehold writes them.
-                    Reply::Text(None) => true,
-                    _ => false,
-                };
-                is_permit.then_some(Kind::Semaphore)
+            (Layout::Redisson, 0) => self.of_hash(node, key, reply).await?,
+            (Layout::Redisson, _) => of_set(reply),
+        })
+    }
+
+    /// Returns what a hash is. Asks for more of its fields until that is clear.
+    async fn of_hash(&self, node: &Node, key: &str, first: Reply) -> Result<Option<Kind>> {
+        let mut fields = Fields::default();
+        let mut reply = first;
+        for _ in 0..MORE {
+            let Some(cursor) = fields.add(reply) else { return Ok(None) };
+            if cursor == "0" || fields.are_enough() {
+                return Ok(fields.kind());
             }
+            let command = fields_of(key, &cursor, MORE_FIELDS);
+            let asked = node.commands(&[command], self.timeout).await;
+            reply = match asked.and_then(|mut replies| replies.remove(0)) {
+                Ok(reply) => reply,
+                Err(failure) if is_gone(&failure) => return Ok(None),
+                Err(failure) if has_moved(&failure) => break,
+                Err(failure) => return Err(node.at(classify(&failure))),
+            };
         }
+        // A name too many is better than a holder that is not seen.
+        Ok(fields.kind().or(Some(Kind::Lock)))
     }
 }
 
-/// Returns what a hash is, by some of its fields.
-fn of_hash(reply: Reply) -> Option<Kind> {
-    let [cursor, words] = <[Reply; 2]>::try_from(reply.list()?).ok()?;
-    let is_whole = cursor.text()? == "0";
-    let words = words.list()?;
-    let mut holders = 0;
-    let mut has_mode = false;
-    for field in words.into_iter().step_by(2) {
-        let field = field.text()?;
-        if field == "mode" {
-            has_mode = true;
-        } else if is_holder(&field) || is_mark(&field) {
-            holders += 1;
-        } else {
-            return None;
+/// Returns the command that reads about so many fields of a hash.
+fn fields_of(key: &str, cursor: &str, count: &str) -> Command {
+    Command::new("HSCAN", [key, cursor, "COUNT", count].map(str::to_owned))
+}
+
+/// Returns what a sorted set is, by its first member.
+fn of_set(reply: Reply) -> Option<Kind> {
+    let is_permit = match reply.list()?.into_iter().next()? {
+        Reply::Text(Some(id)) => PERMIT_LENGTHS.contains(&id.len()),
+        // Bytes, as leasehold writes them.
+        Reply::Text(None) => true,
+        _ => false,
+    };
+    is_permit.then_some(Kind::Semaphore)
+}
+
+/// What was seen of the fields of a hash.
+#[derive(Debug, Default)]
+struct Fields {
+    holders: usize,
+    has_mode: bool,
+}
+
+impl Fields {
+    /// Adds those of a reply. Returns the cursor behind them; `None` if one of them is no field of a lock.
+    fn add(&mut self, reply: Reply) -> Option<String> {
+        let [cursor, words] = <[Reply; 2]>::try_from(reply.list()?).ok()?;
+        for field in words.list()?.into_iter().step_by(2) {
+            let field = field.text()?;
+            if field == "mode" {
+                self.has_mode = true;
+            } else if is_holder(&field) || is_mark(&field) {
+                self.holders += 1;
+            } else {
+                return None;
+            }
         }
+        cursor.text()
     }
-    match holders {
-        0 => None,
-        1 if is_whole && !has_mode => Some(Kind::Lock),
-        _ => Some(Kind::ReadWrite),
+
+    /// Returns whether the others say no more.
+    fn are_enough(&self) -> bool {
+        self.holders > 1 || (self.holders > 0 && self.has_mode)
+    }
+
+    fn kind(&self) -> Option<Kind> {
+        match self.holders {
+            0 => None,
+            1 if !self.has_mode => Some(Kind::Lock),
+            _ => Some(Kind::ReadWrite),
+        }
     }
 }
 

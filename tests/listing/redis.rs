@@ -121,6 +121,28 @@ async fn holder_in_a_hash_that_has_shrunk_is_found() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_keys_are_marked() {
+    let server = Server::start();
+    let leases = manager(&server, "").await;
+    add_holders(&server, "large", 0..10_001);
+    add_holders(&server, "small", 0..10_000);
+    for number in 0..10_001 {
+        let id = format!("{number:032}");
+        let pool = if number == 0 { "{b}:timeout" } else { "{a}:timeout" };
+        assert_eq!(server.command(&["ZADD", pool, "1", &id]).error(), None);
+    }
+    server.command(&["ZADD", "{a}:timeout", "1", &"f".repeat(32)]);
+    let mut found = std::collections::BTreeMap::new();
+    let mut listing = leases.list("");
+    while let Some(listed) = within(LONG, listing.next()).await {
+        let listed = listed.expect("a name");
+        found.insert(listed.name.to_string(), listed.is_large);
+    }
+    let expected = [("a", true), ("b", false), ("large", true), ("small", false)];
+    assert_eq!(found, expected.map(|(name, is_large)| (name.to_owned(), is_large)).into());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prefix_is_taken_as_it_is() {
     let server = Server::start();
     let leases = manager(&server, "a[b]*?\\:").await;
@@ -181,7 +203,7 @@ async fn permissions_of_the_guide_are_enough_to_list() {
     );
     let error = within(LONG, leases.list("").next()).await.expect("an error").expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    assert!(error.to_string().contains("`+scan +hscan`"), "{error}");
+    assert!(error.to_string().contains("`+scan +hscan"), "{error}");
     allowed.extend(permissions::of_listing());
     set_user(&allowed);
     assert_eq!(names(&leases, "").await, ["lock", "pool"]);

@@ -32,11 +32,13 @@ const FIELDS: &str = "8";
 /// a hash that has shrunk is sparse while a child of the server runs: 16 000 of its entries are looked at, or more.
 const MORE: usize = 16;
 const MORE_FIELDS: &str = "1000";
+/// The most entries of a key that is not [large](Listed::is_large).
+const MOST_ENTRIES: i64 = 10_000;
 /// The digits of a permit's id of Redisson, and the bytes of one of leasehold.
 const PERMIT_LENGTHS: [usize; 2] = [32, 16];
 /// What the permissions of the user lack.
-const NEEDED: &str =
-    "listing needs `+scan +hscan` in the ACL of the user, and `+zrange` for semaphores";
+const NEEDED: &str = "listing needs `+scan +hscan +hlen +zrange` in the ACL of the user, and for semaphores the \
+     pattern `~{PREFIX*` for their keys";
 
 /// The pages of a listing.
 pub(super) struct RedisPages {
@@ -53,6 +55,32 @@ struct Looks {
     /// The beginning of the names.
     prefix: String,
     timeout: Duration,
+}
+
+/// What a key is.
+struct Shape {
+    kind: Kind,
+    /// Whether all its entries were seen.
+    is_whole: bool,
+}
+
+/// A name in use, and its key.
+struct Seen<'a> {
+    key: &'a str,
+    name: Name,
+    shape: Shape,
+}
+
+impl Seen<'_> {
+    /// Returns the command that shows whether the key is large: how many fields there are, or the first member too many.
+    fn size(&self) -> Command {
+        let key = self.key.to_owned();
+        let last = MOST_ENTRIES.to_string();
+        match self.shape.kind {
+            Kind::Semaphore => Command::new("ZRANGE", [key, last.clone(), last]),
+            _ => Command::new("HLEN", [key]),
+        }
+    }
 }
 
 impl RedisPages {
@@ -95,7 +123,7 @@ impl Pages for RedisPages {
 fn explain(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Denied
-            if ["scan'", "zrange'"].iter().any(|word| error.message().contains(word)) =>
+            if ["scan'", "hlen'", "zrange'"].iter().any(|word| error.message().contains(word)) =>
         {
             let message = format!("{}; {NEEDED}", error.message());
             error.with_message(message)
@@ -142,21 +170,47 @@ impl Looks {
             named.iter().map(|(key, _)| self.command(key, found.query)).collect();
         let replies = found.node.commands(&commands, self.timeout).await;
         let replies = replies.map_err(|failure| found.node.at(classify(&failure)))?;
-        let mut listed = Vec::new();
+        let mut seen = Vec::new();
         for ((key, name), reply) in named.into_iter().zip(replies) {
             match reply {
                 Ok(reply) => {
-                    let kind = self.kind(&found.node, &key, reply, found.query).await?;
-                    listed.extend(kind.map(|kind| Listed::new(name, kind)));
+                    let shape = self.shape(&found.node, key, reply, found.query).await?;
+                    seen.extend(shape.map(|shape| Seen { key, name, shape }));
                 }
                 Err(failure) if is_gone(&failure) => {}
                 // The server that has it now may have been walked over before.
                 Err(failure) if has_moved(&failure) => {
                     let kind = if found.query == 0 { Kind::Lock } else { Kind::Semaphore };
-                    listed.push(Listed::new(name, kind));
+                    seen.push(Seen { key, name, shape: Shape { kind, is_whole: true } });
                 }
                 Err(failure) => return Err(found.node.at(classify(&failure))),
             }
+        }
+        self.with_sizes(&found.node, seen).await
+    }
+
+    /// Finds out which keys are large. Only those that were not seen as a whole are asked for.
+    async fn with_sizes(&self, node: &Node, seen: Vec<Seen<'_>>) -> Result<Vec<Listed>> {
+        let is_open = |seen: &&Seen<'_>| !seen.shape.is_whole;
+        let commands: Vec<_> = seen.iter().filter(is_open).map(Seen::size).collect();
+        let mut replies = Vec::new();
+        if !commands.is_empty() {
+            let asked = node.commands(&commands, self.timeout).await;
+            replies = asked.map_err(|failure| node.at(classify(&failure)))?;
+        }
+        let mut replies = replies.into_iter();
+        let mut listed = Vec::new();
+        for Seen { key: _, name, shape } in seen {
+            let size = if shape.is_whole { None } else { replies.next() };
+            let is_large = match size {
+                Some(Ok(Reply::Int(fields))) => fields > MOST_ENTRIES,
+                Some(Ok(Reply::List(members))) => !members.is_empty(),
+                Some(Err(failure)) if !is_gone(&failure) && !has_moved(&failure) => {
+                    return Err(node.at(classify(&failure)));
+                }
+                _ => false,
+            };
+            listed.push(Listed::new(name, shape.kind).with_large(is_large));
         }
         Ok(listed)
     }
@@ -188,28 +242,30 @@ impl Looks {
     }
 
     /// Returns what a key is, by the reply to that command; `None` if it is no lock.
-    async fn kind(
+    async fn shape(
         &self,
         node: &Node,
         key: &str,
         reply: Reply,
         query: usize,
-    ) -> Result<Option<Kind>> {
+    ) -> Result<Option<Shape>> {
         Ok(match (self.layout, query) {
-            (Layout::Plain, _) => matches!(reply, Reply::Int(1..)).then_some(Kind::Lock),
+            (Layout::Plain, _) => matches!(reply, Reply::Int(1..))
+                .then_some(Shape { kind: Kind::Lock, is_whole: true }),
             (Layout::Redisson, 0) => self.of_hash(node, key, reply).await?,
             (Layout::Redisson, _) => of_set(reply),
         })
     }
 
     /// Returns what a hash is. Asks for more of its fields until that is clear.
-    async fn of_hash(&self, node: &Node, key: &str, first: Reply) -> Result<Option<Kind>> {
+    async fn of_hash(&self, node: &Node, key: &str, first: Reply) -> Result<Option<Shape>> {
         let mut fields = Fields::default();
         let mut reply = first;
         for _ in 0..MORE {
             let Some(cursor) = fields.add(reply) else { return Ok(None) };
-            if cursor == "0" || fields.are_enough() {
-                return Ok(fields.kind());
+            let is_whole = cursor == "0";
+            if is_whole || fields.are_enough() {
+                return Ok(fields.kind().map(|kind| Shape { kind, is_whole }));
             }
             let command = fields_of(key, &cursor, MORE_FIELDS);
             let asked = node.commands(&[command], self.timeout).await;
@@ -221,7 +277,8 @@ impl Looks {
             };
         }
         // A name too many is better than a holder that is not seen.
-        Ok(fields.kind().or(Some(Kind::Lock)))
+        let kind = fields.kind().unwrap_or(Kind::Lock);
+        Ok(Some(Shape { kind, is_whole: false }))
     }
 }
 
@@ -231,14 +288,14 @@ fn fields_of(key: &str, cursor: &str, count: &str) -> Command {
 }
 
 /// Returns what a sorted set is, by its first member.
-fn of_set(reply: Reply) -> Option<Kind> {
+fn of_set(reply: Reply) -> Option<Shape> {
     let is_permit = match reply.list()?.into_iter().next()? {
         Reply::Text(Some(id)) => PERMIT_LENGTHS.contains(&id.len()),
         // Bytes, as leasehold writes them.
         Reply::Text(None) => true,
         _ => false,
     };
-    is_permit.then_some(Kind::Semaphore)
+    is_permit.then_some(Shape { kind: Kind::Semaphore, is_whole: false })
 }
 
 /// What was seen of the fields of a hash.

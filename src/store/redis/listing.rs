@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::layout::Layout;
 use crate::store::{Kind, List, Listed, Mark, Name, Pages};
 use async_trait::async_trait;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
@@ -55,6 +55,8 @@ struct Looks {
     /// The beginning of the names.
     prefix: String,
     timeout: Duration,
+    /// The first refusal to look at a key. The others are returned before it.
+    refused: OnceLock<Error>,
 }
 
 /// What a key is.
@@ -94,7 +96,7 @@ impl RedisPages {
         let List { prefix, page_size, timeout, .. } = request;
         let queries = queries(keys.prefix(), &prefix, layout);
         let walk = Walk::new(connection, queries, page_size, timeout);
-        let looks = Looks { keys, layout, prefix, timeout };
+        let looks = Looks { keys, layout, prefix, timeout, refused: OnceLock::new() };
         Self { walk: Arc::new(Mutex::new(walk)), looks: Arc::new(looks), runtime }
     }
 }
@@ -107,7 +109,7 @@ impl Pages for RedisPages {
         // If this is dropped, the page is read to its end, and then once more.
         let reading = self.runtime.spawn(async move {
             let Some(found) = walk.lock().await.page().await.map_err(explain)? else {
-                return Ok(None);
+                return looks.refused.get().cloned().map_or(Ok(None), Err);
             };
             let listed = looks.listed(&found).await.map_err(explain)?;
             Ok(Some((found, listed)))
@@ -183,7 +185,7 @@ impl Looks {
                     let kind = if found.query == 0 { Kind::Lock } else { Kind::Semaphore };
                     seen.push(Seen { key, name, shape: Shape { kind, is_whole: true } });
                 }
-                Err(failure) => return Err(found.node.at(classify(&failure))),
+                Err(failure) => self.refused(found.node.at(classify(&failure)), key)?,
             }
         }
         self.with_sizes(&found.node, seen).await
@@ -200,19 +202,33 @@ impl Looks {
         }
         let mut replies = replies.into_iter();
         let mut listed = Vec::new();
-        for Seen { key: _, name, shape } in seen {
+        for Seen { key, name, shape } in seen {
             let size = if shape.is_whole { None } else { replies.next() };
             let is_large = match size {
                 Some(Ok(Reply::Int(fields))) => fields > MOST_ENTRIES,
                 Some(Ok(Reply::List(members))) => !members.is_empty(),
                 Some(Err(failure)) if !is_gone(&failure) && !has_moved(&failure) => {
-                    return Err(node.at(classify(&failure)));
+                    self.refused(node.at(classify(&failure)), key)?;
+                    true
                 }
                 _ => false,
             };
             listed.push(Listed::new(name, shape.kind).with_large(is_large));
         }
         Ok(listed)
+    }
+
+    /// Keeps the refusal of a key until all names are returned. Returns any other error.
+    fn refused(&self, error: Error, key: &str) -> Result<()> {
+        if error.kind() != ErrorKind::Denied {
+            return Err(error);
+        }
+        let message = format!(
+            "some names may be missing, since the user may not look at the key {key:?}: {}; {NEEDED}",
+            error.message()
+        );
+        let _ = self.refused.set(error.with_message(message));
+        Ok(())
     }
 
     /// Returns the name that a key belongs to.
@@ -352,9 +368,9 @@ fn is_mark(field: &str) -> bool {
     [Mark::Done, Mark::Kept].iter().any(|mark| mark.holder() == field)
 }
 
-/// Returns whether a key has become something else meanwhile, or is out of the reach of the user.
+/// Returns whether a key has become something else meanwhile.
 fn is_gone(failure: &Failure) -> bool {
-    failure.details().starts_with("WRONGTYPE") || reply::is_key_out_of_reach(&classify(failure))
+    failure.details().starts_with("WRONGTYPE")
 }
 
 /// Returns whether a key has moved to another server since it was found.

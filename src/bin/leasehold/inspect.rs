@@ -36,7 +36,7 @@ pub(crate) async fn inspect(connection: Connection, args: InspectArgs) -> Result
         output::say(&format!("{} is free", output::printable(&name)));
         return Ok(FREE);
     }
-    let look = Look { name, holders };
+    let look = Look::new(name, holders);
     if json {
         output::object(look.object())?;
     } else {

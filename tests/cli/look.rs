@@ -188,7 +188,7 @@ async fn waiters_are_shown_in_their_order() {
     let held = managers[0].fair_lock("printer").lock().await.expect("a lease");
     let output = leasehold(&url, &["waiters", "printer"]).await;
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), String::new()));
-    assert_eq!(text(&output.stderr), "leasehold: nobody waits for printer\n");
+    assert_eq!(text(&output.stderr), "leasehold: no manager of leasehold waits for printer\n");
     let mut waiting = Vec::new();
     for manager in &managers[1..] {
         let mut lock = manager.fair_lock("printer");

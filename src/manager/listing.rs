@@ -39,12 +39,19 @@ const REMEMBERED: usize = 100_000;
 /// | ZooKeeper | the directory of all locks, in one answer, and each lock in it |
 /// | memory | all names at once |
 ///
+/// # What it costs
+///
+/// A page takes a server of Redis less than a millisecond, however large the keys are. To ask about a name afterwards, by
+/// [`holders`](crate::LeaseManager::holders) or [`inspect`](crate::LeaseManager::inspect), reads the whole key in one step, and
+/// its shape can be that of a lock by chance: ask no further where [`is_large`](crate::Listed::is_large) is set.
+///
 /// # Errors
 ///
 /// After an error it ends. An outage is one only after a [TTL](crate::Builder::ttl); until then it tries again.
 ///
 /// - [`Unavailable`](crate::ErrorKind::Unavailable): the store does not answer, or the slots of a cluster move all the time.
-/// - [`Denied`](crate::ErrorKind::Denied): the user may not list. On Redis `+scan +hscan` is needed, and for semaphores `+zrange`.
+/// - [`Denied`](crate::ErrorKind::Denied): the user may not list. On Redis it needs the
+///   [permissions for listing](crate::guide::redis#permissions).
 /// - [`Unsupported`](crate::ErrorKind::Unsupported): the store does not know its names.
 /// - [`Closed`](crate::ErrorKind::Closed): the manager is closed.
 /// - [`Protocol`](crate::ErrorKind::Protocol): the reply is not that of the expected server.

@@ -91,6 +91,53 @@ async fn list_and_inspect_show_what_is_known_of_all_holders() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn key_that_is_no_lock_or_large_does_not_end_a_list() {
+    let server = Server::start();
+    let leases = builder().connect(&server.url()).await.expect("a manager");
+    let held = leases.lock("a:held").lock().await.expect("a lease");
+    let field = |number: usize| format!("0f0e0d0c-9abc-4def-8123-456789abcdef:{number}");
+    server.command(&["HSET", "a:odd", &field(1), "x"]);
+    let mut connection = server.connection();
+    for number in 0..10_001 {
+        connection.command(&["HSET", "a:large", &field(number), "1"]);
+    }
+    let output = leasehold(&server.url(), &["list", "a:"]).await;
+    let table = text(&output.stdout);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{table}");
+    let lines: Vec<_> = table.lines().collect();
+    assert_eq!(lines.len(), 4, "{table}");
+    assert!(lines[2].contains("10000 entries"), "{table}");
+    let output = leasehold(&server.url(), &["list", "a:", "--json"]).await;
+    assert_eq!(output.status.code(), Some(0));
+    for object in objects(&output) {
+        assert_eq!(object["error"].is_null(), object["name"] == "a:held", "{object}");
+    }
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn list_shows_what_it_found_before_an_error() {
+    let server = Server::start();
+    let leases = builder().connect(&server.url()).await.expect("a manager");
+    let held = (
+        leases.lock("a:lock").lock().await.expect("a lease"),
+        leases.semaphore("a:pool", 2).acquire().await.expect("a permit"),
+    );
+    let user = ["ACL", "SETUSER", "lease", "on", ">secret", "~*", "&*", "+@all", "-zrange"];
+    assert_eq!(server.command(&user).error(), None);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    command.args(["list", "a:"]).env("LEASEHOLD_URL", server.url_as("lease", "secret", 0));
+    let running = tokio::task::spawn_blocking(move || command.output().expect("it is built"));
+    let output = within(LONG, running).await.expect("no panic");
+    assert_eq!(output.status.code(), Some(125));
+    let shown = text(&output.stdout);
+    let why = text(&output.stderr);
+    assert!(shown.contains("a:lock"), "{shown} {why}");
+    assert!(why.contains("a:pool") && why.contains("+zrange"), "{why}");
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_of_all_names_must_be_asked_for() {
     let url = "redis://127.0.0.1:1";
     let output = leasehold(url, &["list", ""]).await;
@@ -141,7 +188,7 @@ async fn waiters_are_shown_in_their_order() {
     let held = managers[0].fair_lock("printer").lock().await.expect("a lease");
     let output = leasehold(&url, &["waiters", "printer"]).await;
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), String::new()));
-    assert_eq!(text(&output.stderr), "leasehold: nobody waits for printer\n");
+    assert_eq!(text(&output.stderr), "leasehold: no manager of leasehold waits for printer\n");
     let mut waiting = Vec::new();
     for manager in &managers[1..] {
         let mut lock = manager.fair_lock("printer");

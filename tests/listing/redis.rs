@@ -77,6 +77,71 @@ async fn kinds_are_shown_by_the_shape_of_the_keys() {
     drop(held);
 }
 
+/// The field of a hash of locks.
+fn holder(number: usize) -> String {
+    format!("0f0e0d0c-9abc-4def-8123-456789abcdef:{number}")
+}
+
+/// Adds so many fields to a hash.
+fn add_holders(server: &Server, key: &str, numbers: std::ops::Range<usize>) {
+    let numbers: Vec<_> = numbers.collect();
+    for some in numbers.chunks(1_000) {
+        let mut words = vec!["HSET".to_owned(), key.to_owned()];
+        words.extend(some.iter().flat_map(|number| [holder(*number), "1".to_owned()]));
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        assert_eq!(server.command(&words).error(), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_in_a_hash_that_has_shrunk_is_found() {
+    let server = Server::start();
+    let leases = manager(&server, "").await;
+    add_holders(&server, "pool", 0..4_000);
+    // Until this child has ended, the server keeps the tables of its hashes as large as they are.
+    server.command(&["CONFIG", "SET", "rdb-key-save-delay", "60000000"]);
+    assert_eq!(server.command(&["BGSAVE"]).error(), None);
+    let mut number = 0;
+    // A field that is not among the first ones.
+    let first = |server: &Server, count: &str| {
+        let page = server.command(&["HSCAN", "pool", "0", "COUNT", count]);
+        let fields = page.list().remove(1).list();
+        fields.into_iter().map(kit::Reply::text).collect::<Vec<_>>()
+    };
+    let early = first(&server, "1000");
+    while early.contains(&holder(number)) {
+        number += 1;
+    }
+    for other in (0..4_000).filter(|other| *other != number) {
+        server.command(&["HDEL", "pool", &holder(other)]);
+    }
+    assert!(first(&server, "8").is_empty(), "its table is sparse");
+    let found = all(leases.list("")).await;
+    assert_eq!(found, [("pool".to_owned(), Kind::Lock)].into());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_keys_are_marked() {
+    let server = Server::start();
+    let leases = manager(&server, "").await;
+    add_holders(&server, "large", 0..10_001);
+    add_holders(&server, "small", 0..10_000);
+    for number in 0..10_001 {
+        let id = format!("{number:032}");
+        let pool = if number == 0 { "{b}:timeout" } else { "{a}:timeout" };
+        assert_eq!(server.command(&["ZADD", pool, "1", &id]).error(), None);
+    }
+    server.command(&["ZADD", "{a}:timeout", "1", &"f".repeat(32)]);
+    let mut found = std::collections::BTreeMap::new();
+    let mut listing = leases.list("");
+    while let Some(listed) = within(LONG, listing.next()).await {
+        let listed = listed.expect("a name");
+        found.insert(listed.name.to_string(), listed.is_large);
+    }
+    let expected = [("a", true), ("b", false), ("large", true), ("small", false)];
+    assert_eq!(found, expected.map(|(name, is_large)| (name.to_owned(), is_large)).into());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prefix_is_taken_as_it_is() {
     let server = Server::start();
@@ -120,6 +185,27 @@ async fn plain_layout_lists_strings_that_expire() {
     drop(held);
 }
 
+/// What a listing returned before it ended with an error of permissions.
+struct Refused {
+    names: Vec<String>,
+    error: String,
+}
+
+async fn names_and_error(leases: &LeaseManager) -> Refused {
+    let mut names = Vec::new();
+    let mut listing = leases.list("");
+    loop {
+        match within(LONG, listing.next()).await.expect("an error at the end") {
+            Ok(listed) => names.push(listed.name.to_string()),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+                names.sort();
+                return Refused { names, error: error.to_string() };
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permissions_of_the_guide_are_enough_to_list() {
     let server = Server::start();
@@ -138,14 +224,23 @@ async fn permissions_of_the_guide_are_enough_to_list() {
     );
     let error = within(LONG, leases.list("").next()).await.expect("an error").expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    assert!(error.to_string().contains("`+scan +hscan`"), "{error}");
+    assert!(error.to_string().contains("`+scan +hscan"), "{error}");
     allowed.extend(permissions::of_listing());
     set_user(&allowed);
     assert_eq!(names(&leases, "").await, ["lock", "pool"]);
-    // Keys that the user may not read are left out, even if they begin with the prefix.
+    // What the user may not look at is an error, after all that was found.
     server.command(&["HSET", "ap", "0f0e0d0c-9abc-4def-8123-456789abcdef:7", "1"]);
     let wider = LeaseManager::builder().connect(&url).await.expect("a manager");
-    assert_eq!(names(&wider, "").await, ["app:lock", "app:pool"]);
+    let found = names_and_error(&wider).await;
+    assert_eq!(found.names, ["app:lock", "app:pool"]);
+    assert!(found.error.contains("the key \"ap\""), "{}", found.error);
+    for without in ["-zrange", "-hscan"] {
+        set_user(&[&allowed[..], &[without]].concat());
+        let found = names_and_error(&leases).await;
+        let left = if without == "-zrange" { "lock" } else { "pool" };
+        assert_eq!(found.names, [left], "{without}: {}", found.error);
+        assert!(found.error.contains("+hscan +hlen +zrange"), "{}", found.error);
+    }
     drop(held);
 }
 

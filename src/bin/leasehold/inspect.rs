@@ -33,7 +33,7 @@ pub(crate) async fn inspect(connection: Connection, args: InspectArgs) -> Result
     let holders = leases.holders(&name).await?;
     let _ = leases.close().await;
     let exit = if holders.is_empty() { FREE } else { Exit::SUCCESS };
-    let look = Look { name, holders };
+    let look = Look::new(name, holders);
     if json {
         output::object(look.object())?;
     } else if look.holders.is_empty() {

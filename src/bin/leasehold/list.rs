@@ -5,18 +5,27 @@ use crate::exit::{Exit, Failure};
 use crate::look::{self, Look};
 use crate::output;
 use clap::Args;
-use leasehold::{LeaseManager, Result};
+use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use tokio::task::JoinSet;
 
 /// How many names are asked about at one time.
 const AT_ONCE: usize = 16;
+/// Why a name is shown without its holders.
+const LARGE: &str = "not looked at: its key has more than 10000 entries";
 
 /// List the names in use, with their holders
 ///
 /// Shows for each holder: the process, its label, the age, the time left, the fencing token, and how many processes wait
 /// for the name. A `-` stands for what the store does not know: label, age and token are known of elections and of leases
 /// with a label, and the process of those that describe themselves. The names change while they are listed, so one that is
-/// held for a moment only may be missing. On Redis the user needs `+scan +hscan`, and `+zrange` for semaphores.
+/// held for a moment only may be missing. On Redis the user needs `+scan +hscan +hlen +zrange`.
+///
+/// To look at the holders of a name, Redis reads its whole key in one step. A key with more than 10 000 entries is shown
+/// without its holders; `inspect` looks at it. A key that has the shape of a lock and is none is shown with the error in the
+/// place of the holder, with --json as `error`.
+///
+/// Exits with 0 if all names were looked at, also if there are none or some are no locks; with 125 if the store, or the
+/// permissions, did not allow it. What was found before is printed.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ListArgs {
     // Not called `prefix`, as the option of all subcommands is: clap would take the value of one for both.
@@ -34,7 +43,7 @@ pub(crate) struct ListArgs {
     page_size: usize,
 }
 
-/// Lists names. One that cannot be inspected is reported, and the others go on.
+/// Lists names. One that cannot be inspected is shown with the error, and the others go on.
 pub(crate) async fn list(connection: Connection, args: ListArgs) -> Result<Exit, Failure> {
     let prefix = args.beginning.unwrap_or_default();
     if prefix.is_empty() && !args.all {
@@ -45,13 +54,26 @@ pub(crate) async fn list(connection: Connection, args: ListArgs) -> Result<Exit,
     let mut names = leases.list(prefix).page_size(args.page_size);
     let mut asked = JoinSet::new();
     let mut shown = Shown { json: args.json, looks: Vec::new(), failed: 0 };
+    let mut ended = Ok(());
     while let Some(listed) = names.next().await {
+        let listed = match listed {
+            Ok(listed) => listed,
+            // What was found is shown before.
+            Err(error) => {
+                ended = Err(error);
+                break;
+            }
+        };
+        let name = listed.name.to_string();
+        if listed.is_large {
+            shown.show(Look::unknown(name, LARGE.to_owned()))?;
+            continue;
+        }
         if asked.len() >= AT_ONCE
             && let Some(Ok(look)) = asked.join_next().await
         {
             shown.add(look)?;
         }
-        let name = listed?.name.to_string();
         let leases = leases.clone();
         asked.spawn(async move { holders(&leases, name).await });
     }
@@ -63,6 +85,7 @@ pub(crate) async fn list(connection: Connection, args: ListArgs) -> Result<Exit,
     }
     shown.end()?;
     let _ = leases.close().await;
+    ended?;
     Ok(if shown.failed == 0 { Exit::SUCCESS } else { Exit::FAILED })
 }
 
@@ -90,19 +113,23 @@ impl Shown {
     fn add(&mut self, answer: Answer) -> Result<(), Failure> {
         let Answer { name, holders } = answer;
         match holders {
-            Ok(holders) if holders.is_empty() => {}
-            Ok(holders) => {
-                let look = Look { name, holders };
-                if self.json {
-                    return output::object(look.object());
-                }
-                self.looks.push(look);
-            }
+            Ok(holders) if holders.is_empty() => Ok(()),
+            Ok(holders) => self.show(Look::new(name, holders)),
             Err(error) => {
-                self.failed += 1;
-                output::say(&output::printable(&format!("{name}: {error}")));
+                if is_of_store(&error) {
+                    self.failed += 1;
+                    output::say(&output::printable(&format!("{name}: {error}")));
+                }
+                self.show(Look::unknown(name, error.to_string()))
             }
         }
+    }
+
+    fn show(&mut self, look: Look) -> Result<(), Failure> {
+        if self.json {
+            return output::object(look.object());
+        }
+        self.looks.push(look);
         Ok(())
     }
 
@@ -113,4 +140,10 @@ impl Shown {
         self.looks.sort_by(|one, other| one.name.cmp(&other.name));
         look::print(&self.looks)
     }
+}
+
+/// Returns whether an error is about the store and the user. Otherwise the key is no lock.
+fn is_of_store(error: &Error) -> bool {
+    use ErrorKind::{Closed, Denied, Unavailable, Unsupported};
+    matches!(error.kind(), Closed | Denied | Unavailable | Unsupported)
 }

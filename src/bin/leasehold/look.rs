@@ -18,13 +18,26 @@ const LONGEST: usize = 40;
 
 const HEADER: [&str; 8] = ["NAME", "AS", "HOLDER", "LABEL", "AGE", "LEFT", "TOKEN", "WAITING"];
 
+/// The longest error in a table.
+const LONGEST_ERROR: usize = 80;
+
 /// A name and its holders.
 pub(crate) struct Look {
     pub(crate) name: String,
     pub(crate) holders: Vec<HolderInfo>,
+    /// Why the holders are not known.
+    pub(crate) error: Option<String>,
 }
 
 impl Look {
+    pub(crate) fn new(name: String, holders: Vec<HolderInfo>) -> Self {
+        Self { name, holders, error: None }
+    }
+
+    pub(crate) fn unknown(name: String, error: String) -> Self {
+        Self { name, holders: Vec::new(), error: Some(error) }
+    }
+
     /// Returns the object that `--json` prints.
     pub(crate) fn object(&self) -> Map<String, Value> {
         let waiting = self.holders.iter().find_map(|holder| holder.waiting);
@@ -37,6 +50,7 @@ impl Look {
         object.insert("holders".to_owned(), holders.into_iter().map(holder).collect());
         object
             .insert("closed".to_owned(), closed.into_iter().next().map_or(Value::Null, closed_by));
+        object.insert("error".to_owned(), self.error.clone().into());
         object
     }
 
@@ -49,7 +63,8 @@ impl Look {
     }
 
     fn rows(&self) -> Vec<Vec<String>> {
-        self.holders.iter().map(|holder| row(&self.name, holder)).collect()
+        let unknown = self.error.iter().map(|error| unknown_row(&self.name, error));
+        unknown.chain(self.holders.iter().map(|holder| row(&self.name, holder))).collect()
     }
 }
 
@@ -105,6 +120,17 @@ fn width() -> Option<usize> {
     #[cfg(not(target_os = "linux"))]
     let known = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     known.filter(|width: &usize| *width > 0)
+}
+
+/// Returns the row of a name whose holders are not known, with the reason in the place of the holder.
+fn unknown_row(name: &str, error: &str) -> Vec<String> {
+    let mut cells = vec![UNKNOWN.to_owned(); HEADER.len()];
+    cells[0] = output::printable(name);
+    cells[2] = output::printable(error);
+    if cells[2].chars().count() > LONGEST_ERROR {
+        cells[2] = format!("{}..", cells[2].chars().take(LONGEST_ERROR).collect::<String>());
+    }
+    cells
 }
 
 fn row(name: &str, info: &HolderInfo) -> Vec<String> {
@@ -222,7 +248,7 @@ mod tests {
 
     #[test]
     fn object_has_all_holders() {
-        let look = Look { name: "n".to_owned(), holders: vec![info().with_mode(Mode::Read); 2] };
+        let look = Look::new("n".to_owned(), vec![info().with_mode(Mode::Read); 2]);
         let object = look.object();
         assert_eq!((&object["name"], &object["kind"]), (&json!("n"), &json!("read-write")));
         let holders = object["holders"].as_array().unwrap();

@@ -49,7 +49,7 @@ async fn say_who_else(leases: &LeaseManager, name: &str) -> Result<(), Failure> 
     let waiting = leases.inspect(name).await?.and_then(|holder| holder.waiting).unwrap_or(0);
     let name = output::printable(name);
     output::say(&match waiting {
-        0 => format!("nobody waits for {name}"),
+        0 => format!("no manager of leasehold waits for {name}"),
         count => format!(
             "nobody waits in line for {name}; processes that wait without an order: {count}"
         ),

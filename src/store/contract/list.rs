@@ -62,13 +62,22 @@ pub struct Listed {
     pub name: Name,
     /// What the name is used as.
     pub kind: Kind,
+    /// Whether its key has more than 10 000 entries, on Redis. To ask for its holders reads all of them in one step, during
+    /// which the server serves nobody else: some milliseconds for each 10 000. It may be no lock at all.
+    pub is_large: bool,
 }
 
 impl Listed {
     /// Creates an entry, for authors of a [`Store`](crate::store::Store).
     #[must_use]
     pub fn new(name: Name, kind: Kind) -> Self {
-        Self { name, kind }
+        Self { name, kind, is_large: false }
+    }
+
+    /// Sets [`is_large`](Self::is_large).
+    #[must_use]
+    pub fn with_large(self, is_large: bool) -> Self {
+        Self { is_large, ..self }
     }
 }
 

@@ -63,7 +63,7 @@ pub struct Listed {
     /// What the name is used as.
     pub kind: Kind,
     /// Whether its key has more than 10 000 entries, on Redis. To ask for its holders reads all of them in one step, during
-    /// which the server serves nobody else: some milliseconds for each 10 000. It may be no lock at all.
+    /// which the server serves no other request: some milliseconds for each 10 000. It may be no lock at all.
     pub is_large: bool,
 }
 

@@ -425,7 +425,9 @@ fn tree_is_gone_before_next_holder_after_the_keeper_is_killed() {
     many("keeper killed", &["--no-cgroup"], |run| send(keeper(run), Signal::KILL));
 }
 
+/// With the old loop of the keeper it fails each time. Beside other tests it starves them, and itself.
 #[test]
+#[ignore = "a storm takes the whole machine; .ci/long runs it alone"]
 fn keeper_of_a_storm_of_orphans_looks_at_the_clock() {
     for signal in [Signal::KILL, Signal::STOP] {
         gone_before_next_holder(&SERVER.url(), &[], Tree::storm(), |run| send(run.id(), signal));

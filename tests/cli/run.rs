@@ -425,6 +425,31 @@ fn tree_is_gone_before_next_holder_after_the_keeper_is_killed() {
     many("keeper killed", &["--no-cgroup"], |run| send(keeper(run), Signal::KILL));
 }
 
+/// Leasehold is stopped, so the keeper waits for it after the tree has ended.
+#[test]
+fn keeper_that_waits_for_a_stopped_leasehold_uses_no_processor() {
+    let name = unique();
+    let mut run = leasehold(&["run", &name, "--", "sh", "-c", "read _"]);
+    let mut run = run.stdin(Stdio::piped()).spawn().expect("a run");
+    let keeper = keeper(&run);
+    let ticks = || -> u64 {
+        let text = fs::read_to_string(format!("/proc/{keeper}/stat")).expect("it lives");
+        let fields: Vec<_> = text.split_ascii_whitespace().collect();
+        fields[13..15].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
+    };
+    let children = format!("/proc/{keeper}/task/{keeper}/children");
+    eventually("a child", || (!fs::read_to_string(&children).ok()?.is_empty()).then_some(()));
+    send(run.id(), Signal::STOP);
+    drop(run.stdin.take());
+    eventually("the child's end", || fs::read_to_string(&children).ok()?.is_empty().then_some(()));
+    let before = ticks();
+    thread::sleep(Duration::from_secs(1));
+    // Of a hundred in a second.
+    assert!(ticks() - before < 10, "{} of 100 ticks", ticks() - before);
+    send(run.id(), Signal::CONT);
+    assert_eq!(wait(&mut run), Some(1));
+}
+
 /// With the old loop of the keeper it fails each time. Beside other tests it starves them, and itself.
 #[test]
 #[ignore = "a storm takes the whole machine; .ci/long runs it alone"]

@@ -300,6 +300,7 @@ impl Keeper {
 
     /// Sees which processes have ended or were stopped.
     fn reap(&mut self) {
+        self.has_more = false;
         if matches!(self.phase, Phase::Gone | Phase::Over) {
             return;
         }
@@ -310,18 +311,15 @@ impl Keeper {
                 terminal::return_to(&self.input, self.child, self.charge.home);
             }
         }
-        self.has_more = true;
         // A tree can make orphans as fast as they are reaped.
-        for _ in 0..AT_ONCE {
+        for reaped in 1..=AT_ONCE {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid == self.child => self.child_changed(status),
                 Ok(Some(_)) | Err(Errno::INTR) => {}
-                Ok(None) => {
-                    self.has_more = false;
-                    break;
-                }
+                Ok(None) => break,
                 Err(_) => return self.gone(),
             }
+            self.has_more = reaped == AT_ONCE;
         }
         if self.charge.close && self.tree.group.is_none() && self.phase == Phase::Running {
             self.gone();

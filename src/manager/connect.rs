@@ -20,11 +20,8 @@ pub(super) async fn connect(builder: Builder, url: impl AsRef<str>) -> Result<Ar
     let owner = builder.owner.clone();
     let on_overrun = builder.on_overrun.clone();
     let manager = manager_id(&builder);
-    let Timing { ttl, attempt, .. } = timing;
-    let client_name = client_name(&builder, manager);
-    let common = Common { ttl, attempt, remote: builder.remote, client_name };
+    let backend = parse(url.as_ref(), &builder, manager, &timing)?;
     let observers = builder.observers;
-    let backend = Backend::parse(url.as_ref(), &common)?;
     let timing = match backend.lease_time() {
         Some(lease_time) => timing_of(lease_time, builder.grace)?,
         None => timing,
@@ -64,25 +61,25 @@ pub(super) async fn examine(builder: Builder, url: &str) -> Vec<Finding> {
         Ok((timing, _)) => timing,
         Err(error) => return of_settings(error),
     };
-    let Timing { ttl, attempt, .. } = timing;
-    let client_name = client_name(&builder, manager_id(&builder));
-    let common = Common { ttl, attempt, remote: builder.remote, client_name };
-    let backend = match Backend::parse(url, &common) {
+    let backend = match parse(url, &builder, manager_id(&builder), &timing) {
         Ok(backend) => backend,
         Err(error) => return of_settings(error),
     };
-    match in_task(async move { Ok(backend.examine(ttl).await) }).await {
+    match in_task(async move { Ok(backend.examine(timing.ttl).await) }).await {
         Ok(examination) => examination.findings,
         Err(error) => of_settings(error),
     }
 }
 
-/// Returns the name of the connections of a manager.
-fn client_name(builder: &Builder, manager: Uuid) -> String {
-    match &builder.owner {
+/// Reads a URL, with the settings of a builder for its connections.
+fn parse(url: &str, builder: &Builder, manager: Uuid, timing: &Timing) -> Result<Backend> {
+    let client_name = match &builder.owner {
         Some(owner) => Common::client_name(owner, manager),
         None => Common::client_name(&Owner::new(""), manager),
-    }
+    };
+    let Timing { ttl, attempt, .. } = *timing;
+    let common = Common { ttl, attempt, remote: builder.remote.clone(), client_name };
+    Backend::parse(url, &common)
 }
 
 pub(super) fn build(builder: Builder, store: impl Store) -> Result<Arc<Engine>> {

@@ -10,9 +10,9 @@ use crate::store::redis::{Address, RedisStore};
 #[cfg(feature = "zookeeper")]
 use crate::store::zookeeper::{Address as ZooKeeperAddress, ZooKeeperStore};
 use crate::store::{MemoryStore, NodeOpener, Quorum, Store, open_quorum};
+use crate::util::join::{BoxedCall, all};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinSet;
 
 /// What others call ZooKeeper over TLS.
 const SECURE_ZOOKEEPER: [&str; 4] =
@@ -179,16 +179,9 @@ impl Backend {
     pub(crate) async fn examine(self, ttl: Duration) -> Examination {
         let mut examination = match self {
             Self::Quorum(nodes) => {
-                let mut asking = JoinSet::new();
-                for (index, node) in nodes.into_iter().enumerate() {
-                    asking.spawn(async move { (index, node.examine_one().await) });
-                }
-                let mut examined = Vec::new();
-                while let Some(one) = asking.join_next().await {
-                    examined.extend(one);
-                }
-                examined.sort_by_key(|(index, _)| *index);
-                Examination::of_quorum(examined.into_iter().map(|(_, node)| node).collect())
+                let nodes = nodes.into_iter();
+                let asked = nodes.map(|node| Box::pin(node.examine_one()) as BoxedCall<'_, _>);
+                Examination::of_quorum(all(asked.collect()).await)
             }
             one => one.examine_one().await,
         };

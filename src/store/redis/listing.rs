@@ -12,7 +12,7 @@
 use super::link::command::{Command, Reply};
 use super::link::errors::{Failure, classify};
 use super::link::node::Node;
-use super::scripts::keys::Keys;
+use super::scripts::keys::{Keys, behind_manager, pattern_of};
 use super::scripts::reply;
 use super::topology::Connection;
 use super::topology::walk::{Found, Query, Walk};
@@ -24,7 +24,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
-use uuid::Uuid;
 
 /// About how many fields of a hash are looked at: enough to see what it is, however many it has.
 const FIELDS: &str = "8";
@@ -136,7 +135,7 @@ fn explain(error: Error) -> Error {
 
 /// Returns what to scan for. The order is that of [`Looks::command`].
 fn queries(of_keys: &str, of_names: &str, layout: Layout) -> Vec<Query> {
-    let beginning = escaped(&format!("{of_keys}{of_names}"));
+    let beginning = pattern_of(&format!("{of_keys}{of_names}"));
     let query = |pattern, of_type| Query { pattern, of_type };
     match layout {
         Layout::Redisson => vec![
@@ -146,18 +145,6 @@ fn queries(of_keys: &str, of_names: &str, layout: Layout) -> Vec<Query> {
         ],
         Layout::Plain => vec![query(format!("{beginning}*"), "string")],
     }
-}
-
-/// Escapes the characters that have a meaning in a pattern.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for char in text.chars() {
-        if matches!(char, '*' | '?' | '[' | ']' | '\\' | '^') {
-            escaped.push('\\');
-        }
-        escaped.push(char);
-    }
-    escaped
 }
 
 impl Looks {
@@ -305,10 +292,10 @@ fn fields_of(key: &str, cursor: &str, count: &str) -> Command {
 
 /// Returns what a sorted set is, by its first member.
 fn of_set(reply: Reply) -> Option<Shape> {
-    let is_permit = match reply.list()?.into_iter().next()? {
-        Reply::Text(Some(id)) => PERMIT_LENGTHS.contains(&id.len()),
-        // Bytes, as leasehold writes them.
-        Reply::Text(None) => true,
+    let is_permit = match reply.into_list()?.into_iter().next()? {
+        Reply::Text(id) => PERMIT_LENGTHS.contains(&id.len()),
+        // As leasehold writes them.
+        Reply::Bytes(_) => true,
         _ => false,
     };
     is_permit.then_some(Shape { kind: Kind::Semaphore, is_whole: false })
@@ -324,9 +311,9 @@ struct Fields {
 impl Fields {
     /// Adds those of a reply. Returns the cursor behind them; `None` if one of them is no field of a lock.
     fn add(&mut self, reply: Reply) -> Option<String> {
-        let [cursor, words] = <[Reply; 2]>::try_from(reply.list()?).ok()?;
-        for field in words.list()?.into_iter().step_by(2) {
-            let field = field.text()?;
+        let [cursor, words] = <[Reply; 2]>::try_from(reply.into_list()?).ok()?;
+        for field in words.into_list()?.into_iter().step_by(2) {
+            let field = field.into_text()?;
             if field == "mode" {
                 self.has_mode = true;
             } else if is_holder(&field) || is_mark(&field) {
@@ -335,7 +322,7 @@ impl Fields {
                 return None;
             }
         }
-        cursor.text()
+        cursor.into_text()
     }
 
     /// Returns whether the others say no more.
@@ -354,13 +341,9 @@ impl Fields {
 
 /// Returns whether a field is a holder id of leasehold or of Redisson: `<uuid>:<number>`, of a writer with `:write` behind it.
 fn is_holder(field: &str) -> bool {
-    let field = field.strip_suffix(":write").unwrap_or(field);
-    let Some((manager, number)) = field.split_once(':') else { return false };
     let digits = |byte: u8| byte.is_ascii_digit() || byte == b'.';
-    manager.len() == 36
-        && Uuid::try_parse(manager).is_ok()
-        && !number.is_empty()
-        && number.bytes().all(digits)
+    behind_manager(field.strip_suffix(":write").unwrap_or(field))
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(digits))
 }
 
 /// Returns whether a field has the place of a holder of a closed name.

@@ -3,13 +3,14 @@
 use super::info::is_refusal;
 use crate::error::{Error, Result};
 use crate::store::connect::finding::{Check, Finding, Verdict};
-use crate::store::redis::link::inquiry::{Answer, Inquiry};
+use crate::store::redis::link::command::Reply;
+use crate::store::redis::link::inquiry::Inquiry;
 use crate::store::redis::scripts::reply;
 
 /// What became of a question to a server.
 #[derive(Clone, Debug)]
 pub(super) enum Asked {
-    Answered(Answer),
+    Answered(Reply),
     /// The user may not ask it.
     Forbidden,
     /// The user may not ask it of this key.
@@ -23,7 +24,7 @@ pub(super) async fn ask(inquiry: &Inquiry, words: &[&str]) -> Result<Asked> {
     sort(inquiry.ask(words).await)
 }
 
-fn sort(answer: Result<Answer>) -> Result<Asked> {
+fn sort(answer: Result<Reply>) -> Result<Asked> {
     match answer {
         Ok(answer) => Ok(Asked::Answered(answer)),
         Err(error) if reply::is_key_out_of_reach(&error) => Ok(Asked::KeyOutOfReach),
@@ -38,7 +39,7 @@ fn is_forbidden(error: &Error) -> bool {
 }
 
 impl Asked {
-    pub(super) fn answer(&self) -> Option<&Answer> {
+    pub(super) fn answer(&self) -> Option<&Reply> {
         match self {
             Self::Answered(answer) => Some(answer),
             Self::Forbidden | Self::KeyOutOfReach | Self::Unknown => None,
@@ -71,16 +72,16 @@ impl Asked {
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::store::redis::checks) fn text(text: &str) -> Answer {
-        Answer::Text(text.to_owned())
+    pub(in crate::store::redis::checks) fn text(text: &str) -> Reply {
+        Reply::Text(text.to_owned())
     }
 
-    pub(in crate::store::redis::checks) fn number(number: i64) -> Answer {
-        Answer::Number(number)
+    pub(in crate::store::redis::checks) fn number(number: i64) -> Reply {
+        Reply::Int(number)
     }
 
-    pub(in crate::store::redis::checks) fn list(list: Vec<Answer>) -> Answer {
-        Answer::List(list)
+    pub(in crate::store::redis::checks) fn list(list: Vec<Reply>) -> Reply {
+        Reply::List(list)
     }
 
     pub(in crate::store::redis::checks) fn refused() -> Asked {

@@ -8,21 +8,23 @@ use super::fleet::{judge_cluster, judge_node_timeout, judge_replica, judge_senti
 use super::info::{Deployment, judge, judge_fsync};
 use super::leftovers;
 use super::limits::{Limits, judge_limits};
-use super::permissions::missing_rule;
+use super::permissions::{missing_rule, probe_name};
 use super::stalls::{Stalls, judge_stalls};
 use super::times::{judge_clock, judge_round_trips};
-use super::tryout::{failed, probe_name, try_out};
+use super::tryout::{failed, try_out};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::store::connect::examination::{ALL, Examination, Examined, WallClock};
 use crate::store::connect::finding::{Check, Finding, Verdict};
 use crate::store::redis::link::address::{Address, Server};
+use crate::store::redis::link::command::Reply;
 use crate::store::redis::link::health::field;
-use crate::store::redis::link::inquiry::{Answer, Inquiry};
+use crate::store::redis::link::inquiry::Inquiry;
 use crate::store::redis::link::script::slot;
 use crate::store::redis::link::url::{Sentinels, Topology};
 use crate::store::redis::scripts::{ScriptCall, Scripts, reply};
 use crate::store::redis::topology::AllServers;
+use crate::util::join::{BoxedCall, all};
 use crate::util::panics::caught;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -88,27 +90,19 @@ pub(crate) async fn examine(address: Address) -> Examination {
         _ => ALL.to_owned(),
     };
     let is_found = !subjects.is_empty();
-    let mut asking = JoinSet::new();
-    for (index, subject) in subjects.into_iter().enumerate() {
-        asking.spawn(async move {
-            let name = subject.name.clone();
-            let examined = caught("examination", examine_one(subject, until)).await;
+    let examine = |subject: Subject| {
+        let name = subject.name.clone();
+        let examined = caught("examination", examine_one(subject, until));
+        Box::pin(async move {
             let panicked = || {
                 let advice = "could not be examined: an answer of it was not understood";
                 let check = Check::Reachable;
                 Examination::of(Finding::new(check, Verdict::Failure, &name, advice))
             };
-            (index, examined.unwrap_or_else(panicked))
-        });
-    }
-    let all_asked = async {
-        let mut examined = Vec::new();
-        while let Some(one) = asking.join_next().await {
-            examined.extend(one);
-        }
-        examined.sort_by_key(|(index, _)| *index);
-        examined
+            examined.await.unwrap_or_else(panicked)
+        }) as BoxedCall<'_, _>
     };
+    let all_asked = all(subjects.into_iter().map(examine).collect());
     let trying = async {
         match is_found {
             // Boxed: connecting is a large future.
@@ -117,9 +111,7 @@ pub(crate) async fn examine(address: Address) -> Examination {
         }
     };
     let (examined, tried) = tokio::join!(all_asked, trying);
-    for (_, one) in examined {
-        done.join(one);
-    }
+    examined.into_iter().for_each(|one| done.join(one));
     add_tried(&mut done.findings, tried);
     done
 }
@@ -492,10 +484,10 @@ async fn read_clock(inquiry: &Inquiry) -> Result<Result<WallClock, Asked>> {
         let before = clock.now().since_origin();
         let asked = ask(inquiry, &["TIME"]).await?;
         let took = clock.now().since_origin().saturating_sub(before);
-        let Some([seconds, micros]) = asked.answer().map(Answer::list) else {
+        let Some([seconds, micros]) = asked.answer().map(Reply::list) else {
             return Ok(Err(asked));
         };
-        let part = |answer: &Answer| answer.number().unwrap_or_default().unsigned_abs();
+        let part = |answer: &Reply| answer.number().unwrap_or_default().unsigned_abs();
         let shows = Duration::from_secs(part(seconds)) + Duration::from_micros(part(micros));
         let reading = WallClock { at: before + took / 2, shows, took };
         if best.is_none_or(|best| reading.took < best.took) {

@@ -2,8 +2,8 @@
 
 use super::commands::Asked;
 use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::redis::link::command::Reply;
 use crate::store::redis::link::health::field;
-use crate::store::redis::link::inquiry::Answer;
 use std::time::Duration;
 
 /// How long the election of a replica takes, once the others hold its primary for dead.
@@ -102,7 +102,7 @@ pub(super) fn judge_replica(name: &str, info: &str) -> Option<Finding> {
 /// Judges what a sentinel says of the primary, by its reply to `SENTINEL MASTER`, where the URL names so many sentinels.
 pub(super) fn judge_sentinel(
     name: &str,
-    answer: &Answer,
+    answer: &Reply,
     named: usize,
     ttl: Duration,
 ) -> Vec<Finding> {

@@ -4,9 +4,10 @@ use super::commands::{Asked, ask};
 use crate::error::Result;
 use crate::store::connect::finding::{Check, Finding, Verdict};
 use crate::store::connect::layout::Layout;
-use crate::store::redis::link::inquiry::{Answer, Inquiry};
+use crate::store::redis::link::command::Reply;
+use crate::store::redis::link::inquiry::Inquiry;
+use crate::store::redis::scripts::keys::{behind_manager, pattern_of};
 use tokio::time::Instant;
-use uuid::Uuid;
 
 /// How many keys a server looks at for a call, and how many calls there are at most.
 const COUNT: usize = 500;
@@ -37,7 +38,7 @@ pub(super) async fn look(
     layout: Layout,
     until: Instant,
 ) -> Result<Finding> {
-    let pattern = pattern(prefix);
+    let pattern = pattern_of(prefix) + "*";
     let kind = if layout == Layout::Plain { "string" } else { "hash" };
     let count = COUNT.to_string();
     let mut cursor = "0".to_owned();
@@ -45,11 +46,11 @@ pub(super) async fn look(
     for _ in 0..CALLS {
         let words = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", &count, "TYPE", kind];
         let asked = ask(inquiry, &words).await?;
-        let Some([next, keys]) = asked.answer().map(Answer::list) else {
+        let Some([next, keys]) = asked.answer().map(Reply::list) else {
             return Ok(not_checked(name, &asked, "+scan +pttl +hscan +getrange"));
         };
         sample.passed += COUNT;
-        for key in keys.list().iter().map(Answer::text) {
+        for key in keys.list().iter().map(Reply::text) {
             if sample.seen >= MOST || Instant::now() >= until {
                 return Ok(judge(name, &sample));
             }
@@ -126,23 +127,11 @@ fn shortened(key: &str) -> String {
     format!("{beginning:?}{more}")
 }
 
-/// Returns the pattern of all keys that begin with a text.
-fn pattern(prefix: &str) -> String {
-    let mut pattern = String::new();
-    for c in prefix.chars() {
-        if "*?[]^\\".contains(c) {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern + "*"
-}
-
 /// Returns whether a string, or the fields of a hash as `HSCAN` returns them, are those of a lock: one is a holder id.
-fn is_of_a_lock(answer: &Answer) -> bool {
+fn is_of_a_lock(answer: &Reply) -> bool {
     match answer {
-        Answer::List(parts) => {
-            let fields = parts.get(1).map(Answer::list).unwrap_or_default();
+        Reply::List(parts) => {
+            let fields = parts.get(1).map(Reply::list).unwrap_or_default();
             fields.iter().step_by(2).any(|field| is_holder(&field.text()))
         }
         one => is_holder(&one.text()),
@@ -151,10 +140,7 @@ fn is_of_a_lock(answer: &Answer) -> bool {
 
 /// Returns whether a text begins with the uuid of a manager, and a number: also that of a reader, a writer or a node.
 fn is_holder(text: &str) -> bool {
-    let Some((manager, rest)) = text.split_once(':') else { return false };
-    manager.len() == 36
-        && Uuid::try_parse(manager).is_ok()
-        && rest.starts_with(|first: char| first.is_ascii_digit())
+    behind_manager(text).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -177,14 +163,7 @@ mod tests {
             assert!(!is_of_a_lock(&hash(&[other])), "{other}");
             assert!(!is_of_a_lock(&text(other)), "{other}");
         }
-        assert!(!is_of_a_lock(&hash(&[])) && !is_of_a_lock(&Answer::Other));
-    }
-
-    #[test]
-    fn prefix_is_taken_by_the_letter() {
-        assert_eq!(pattern("app:"), "app:*");
-        assert_eq!(pattern("{a}[b]*?\\"), "{a}\\[b\\]\\*\\?\\\\*");
-        assert_eq!(pattern(""), "*");
+        assert!(!is_of_a_lock(&hash(&[])) && !is_of_a_lock(&Reply::Other));
     }
 
     #[test]

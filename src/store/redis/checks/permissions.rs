@@ -53,9 +53,13 @@ pub(in crate::store::redis) async fn check(store: &RedisStore) -> Result<Tried> 
     result
 }
 
+/// Returns a name for a probe.
+pub(super) fn probe_name() -> Result<Name> {
+    Name::new(&format!("leasehold-probe:{}", Uuid::new_v4()))
+}
+
 /// Returns probe names, one for each server.
 pub(super) fn probe_names(store: &RedisStore) -> Result<Vec<Name>> {
-    let name = || Name::new(&format!("leasehold-probe:{}", Uuid::new_v4()));
     let servers = match &store.routes {
         Some(routes) if routes.is_cluster() => routes.servers().len(),
         _ => 1,
@@ -64,7 +68,7 @@ pub(super) fn probe_names(store: &RedisStore) -> Result<Vec<Name>> {
     let mut seen = Vec::new();
     // A server with few slots may get no name.
     for _ in 0..servers * 16 {
-        let name = name()?;
+        let name = probe_name()?;
         let server = store.shard(&name);
         if !seen.contains(&server) {
             seen.push(server);

@@ -2,8 +2,8 @@
 
 use super::commands::Asked;
 use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::redis::link::command::Reply;
 use crate::store::redis::link::health::field;
-use crate::store::redis::link::inquiry::Answer;
 use std::time::Duration;
 
 /// What a server says of its stalls.
@@ -119,7 +119,7 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
 }
 
 /// Returns the event that took longest, of `LATENCY LATEST`: lists of a name, a time, and the last and longest milliseconds.
-fn worst_event(answer: &Answer) -> Option<(String, Duration)> {
+fn worst_event(answer: &Reply) -> Option<(String, Duration)> {
     let events = answer.list().iter().filter_map(|event| {
         let [event, _, _, longest, ..] = event.list() else { return None };
         Some((event.text(), Duration::from_millis(longest.number()?.try_into().ok()?)))
@@ -129,7 +129,7 @@ fn worst_event(answer: &Answer) -> Option<(String, Duration)> {
 
 /// Returns the command that took longest, of `SLOWLOG GET`: lists of a number, a time, microseconds and words. Only the verb
 /// is kept: the words may be secrets.
-fn slowest_command(answer: &Answer) -> Option<(String, Duration)> {
+fn slowest_command(answer: &Reply) -> Option<(String, Duration)> {
     let commands = answer.list().iter().filter_map(|entry| {
         let [_, _, took, words, ..] = entry.list() else { return None };
         let verb = words.list().first()?.text().to_uppercase();
@@ -139,7 +139,7 @@ fn slowest_command(answer: &Answer) -> Option<(String, Duration)> {
 }
 
 /// Returns the setting, which is none of servers that do not know it.
-fn busy_threshold(answer: &Answer) -> Option<Duration> {
+fn busy_threshold(answer: &Reply) -> Option<Duration> {
     let millis: i64 = answer.value_of("busy-reply-threshold")?.parse().ok()?;
     Some(Duration::from_millis(millis.max(0).unsigned_abs()))
 }

@@ -7,7 +7,7 @@ use crate::store::connect::finding::{Check, Finding, Verdict};
 use crate::store::redis::RedisStore;
 use crate::store::redis::link::address::Address;
 use crate::store::redis::scripts::reply;
-use crate::store::{Acquire, Acquired, HolderId, Name, Release, Store, Target, Wait};
+use crate::store::{Acquire, Acquired, HolderId, Release, Store, Target, Wait};
 use std::time::Duration;
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -116,11 +116,6 @@ fn judge_wake_up(name: &str, heard: Result<bool>, prefix: &str) -> Finding {
         }
     };
     Finding::new(Check::Wakeups, verdict, name, advice)
-}
-
-/// Returns a name for a probe.
-pub(super) fn probe_name() -> Result<Name> {
-    Name::new(&format!("leasehold-probe:{}", Uuid::new_v4()))
 }
 
 #[cfg(test)]

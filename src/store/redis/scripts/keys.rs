@@ -3,6 +3,7 @@
 use crate::store::contract::mode::Kind;
 use crate::store::{HolderId, Name, Target};
 use std::fmt;
+use uuid::Uuid;
 
 /// The keys of a manager, which all begin with its prefix.
 #[derive(Clone, Debug)]
@@ -117,9 +118,34 @@ impl Keys {
     }
 }
 
+/// Returns a text as a part of a pattern, in which no character of it has a meaning.
+pub(in crate::store::redis) fn pattern_of(text: &str) -> String {
+    let mut pattern = String::with_capacity(text.len());
+    for char in text.chars() {
+        if matches!(char, '*' | '?' | '[' | ']' | '\\' | '^') {
+            pattern.push('\\');
+        }
+        pattern.push(char);
+    }
+    pattern
+}
+
+/// Returns what follows the uuid of a manager and a colon; `None` if a text does not begin with them.
+pub(in crate::store::redis) fn behind_manager(text: &str) -> Option<&str> {
+    let (manager, rest) = text.split_once(':')?;
+    (manager.len() == 36 && Uuid::try_parse(manager).is_ok()).then_some(rest)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pattern_matches_no_other_beginning() {
+        assert_eq!(pattern_of("app:"), "app:");
+        assert_eq!(pattern_of("{a}[b]*?\\"), "{a}\\[b\\]\\*\\?\\\\");
+        assert_eq!(pattern_of(""), "");
+    }
 
     #[test]
     fn derived_names_are_redissons_to_the_byte() {

@@ -211,8 +211,11 @@ fn owned_by(fleet: &Fleet, server: &Server, slots: &[u16]) -> Vec<u16> {
 
 /// Reads the reply to `SCAN`. Keys that are not UTF-8 are no names.
 fn page_of(reply: Reply) -> Option<(String, Vec<String>)> {
-    let [cursor, keys] = <[Reply; 2]>::try_from(reply.list()?).ok()?;
-    Some((cursor.text()?, keys.list()?.into_iter().filter_map(Reply::text).collect()))
+    let [cursor, keys] = <[Reply; 2]>::try_from(reply.into_list()?).ok()?;
+    Some((
+        cursor.into_text()?,
+        keys.into_list()?.into_iter().filter_map(Reply::into_text).collect(),
+    ))
 }
 
 fn without_owner() -> Error {

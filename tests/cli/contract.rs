@@ -52,7 +52,7 @@ struct Ended {
 }
 
 impl Ended {
-    /// The code as a shell tells it.
+    /// The code as a shell reports it.
     fn code(&self) -> i32 {
         self.status.code().or(self.status.signal().map(|signal| 128 + signal)).expect("an end")
     }

@@ -44,7 +44,7 @@ async fn kinds_are_shown_by_the_shape_of_the_keys() {
         &["SADD", "app:set", "0f0e0d0c-9abc-4def-8123-456789abcdef:7"],
         &["HSET", "apple", "0f0e0d0c-9abc-4def-8123-456789abcdef:7", "1"],
         &["HSET", "app:a{b", "0f0e0d0c-9abc-4def-8123-456789abcdef:7", "1"],
-        // One of a Java client that lives for ever.
+        // One of a Java client without a time to live.
         &["HSET", "app:redisson", "0f0e0d0c-9abc-4def-8123-456789abcdef:101", "1"],
         &["HSET", "app:big", "0f0e0d0c-9abc-4def-8123-456789abcdef:101", "1"],
     ] {

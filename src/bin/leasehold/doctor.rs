@@ -5,7 +5,7 @@ use crate::exit::{Exit, Failure};
 use crate::output;
 use clap::Args;
 use leasehold::{Finding, Verdict};
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ impl Doctor {
         let examination = connection.builder()?.examine(connection.url()?);
         let mut findings = with_progress(examination).await;
         if self.json {
-            findings.iter().try_for_each(|finding| output::object(object(finding)))?;
+            findings.iter().try_for_each(|finding| output::object(&object(finding)))?;
         } else {
             // Stable, so the servers keep their order.
             findings.sort_by_key(|finding| finding.verdict);
@@ -83,14 +83,13 @@ async fn with_progress<T>(work: impl Future<Output = T>) -> T {
     }
 }
 
-fn object(finding: &Finding) -> Map<String, Value> {
-    let fields = [
-        ("check", finding.check.to_string()),
-        ("verdict", finding.verdict.to_string()),
-        ("server", finding.server.clone()),
-        ("message", finding.message().to_owned()),
-    ];
-    fields.into_iter().map(|(name, text)| (name.to_owned(), Value::String(text))).collect()
+fn object(finding: &Finding) -> Value {
+    json!({
+        "check": finding.check.to_string(),
+        "verdict": finding.verdict.to_string(),
+        "server": finding.server,
+        "message": finding.message(),
+    })
 }
 
 fn summary(findings: &[Finding]) -> String {
@@ -107,7 +106,7 @@ fn summary(findings: &[Finding]) -> String {
 /// Prints a table. On a terminal, messages are wrapped, and verdicts have colours.
 fn print(findings: &[Finding]) -> Result<(), Failure> {
     let is_terminal = io::stdout().is_terminal();
-    let width = if is_terminal { terminal_width() } else { None };
+    let width = output::terminal_width();
     let colours = is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let rows: Vec<Row> = findings.iter().map(Row::of).collect();
     let longest = |cell: fn(&Row) -> &str| rows.iter().map(|row| cell(row).chars().count()).max();
@@ -171,17 +170,6 @@ fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
         }
     }
     lines
-}
-
-#[cfg(target_os = "linux")]
-fn terminal_width() -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
-    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn terminal_width() -> Option<usize> {
-    None
 }
 
 #[cfg(test)]

@@ -5,12 +5,12 @@ use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::output;
 use crate::signals::{Endings, ended_by};
+use crate::take::{Limit, Mode, take};
 use clap::Args;
-use leasehold::{Error, Lease, LeaseManager, ReadLease, WriteLease};
+use leasehold::{Error, Lease, LeaseManager};
 use serde_json::json;
 use std::convert::Infallible;
 use std::io::{IsTerminal, stdin};
-use std::ops::Deref;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
@@ -42,35 +42,6 @@ pub(crate) struct Hold {
     label: String,
 }
 
-/// A lease of any mode.
-enum Held {
-    Alone(Lease),
-    Exclusive(WriteLease),
-    Shared(ReadLease),
-}
-
-impl Deref for Held {
-    type Target = Lease;
-
-    fn deref(&self) -> &Lease {
-        match self {
-            Held::Alone(lease) => lease,
-            Held::Exclusive(lease) => lease,
-            Held::Shared(lease) => lease,
-        }
-    }
-}
-
-impl Held {
-    async fn unlock(self) -> leasehold::Result<()> {
-        match self {
-            Held::Alone(lease) => lease.unlock().await,
-            Held::Exclusive(lease) => lease.unlock().await,
-            Held::Shared(lease) => lease.unlock().await,
-        }
-    }
-}
-
 impl Hold {
     pub(crate) async fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
         let mut endings = Endings::new()?;
@@ -86,23 +57,20 @@ impl Hold {
 
     async fn hold(&self, leases: &LeaseManager, endings: &mut Endings) -> Result<Exit, Failure> {
         let held = tokio::select! {
-            held = self.lock(leases) => held?,
+            held = self.take(leases) => held?,
             // Its arrival in a line leaves with the future that is dropped, and the close waits for it.
             signal = endings.recv() => return Ok(ended_by(signal)),
         };
         let Some(held) = held else {
-            output::say(&format!("{} was not free in time", output::printable(&self.name)));
+            output::say(&format!("{} was not free in time", self.name));
             return Ok(Exit::BUSY);
         };
-        let printed = output::line(
-            &json!({
-                "name": self.name,
-                "holder": held.holder_id().to_string(),
-                "fence": held.fence(),
-                "left_ms": u64::try_from(held.remaining().as_millis()).unwrap_or(u64::MAX),
-            })
-            .to_string(),
-        );
+        let printed = output::object(&json!({
+            "name": self.name,
+            "holder": held.holder_id().to_string(),
+            "fence": held.fence(),
+            "left_ms": output::millis(held.remaining()),
+        }));
         if let Err(failure) = printed {
             // A script that waits for the line would wait forever.
             held.unlock().await?;
@@ -113,7 +81,7 @@ impl Hold {
             _ = endings.recv() => {}
             never = described(&held) => match never {},
             loss = held.lost() => {
-                output::say(&format!("{} is lost: {loss}", output::printable(&self.name)));
+                output::say(&format!("{} is lost: {loss}", self.name));
                 say_why(&held).await;
                 return Ok(Exit::LOST);
             }
@@ -128,41 +96,21 @@ impl Hold {
         }
     }
 
-    async fn lock(&self, leases: &LeaseManager) -> Result<Option<Held>, Error> {
-        if self.shared {
-            let mut lock = leases.rw_lock(&self.name).label(&self.label);
-            return Ok(match (self.now, self.wait) {
-                (true, _) => lock.try_read().await?,
-                (false, Some(wait)) => lock.read_timeout(wait).await?,
-                (false, None) => Some(lock.read().await?),
-            }
-            .map(Held::Shared));
-        }
-        if self.exclusive {
-            let mut lock = leases.rw_lock(&self.name).label(&self.label);
-            return Ok(match (self.now, self.wait) {
-                (true, _) => lock.try_write().await?,
-                (false, Some(wait)) => lock.write_timeout(wait).await?,
-                (false, None) => Some(lock.write().await?),
-            }
-            .map(Held::Exclusive));
-        }
-        let lock = if self.fair { leases.fair_lock(&self.name) } else { leases.lock(&self.name) };
-        let mut lock = lock.label(&self.label);
-        Ok(match (self.now, self.wait) {
-            (true, _) => lock.try_lock().await?,
-            (false, Some(wait)) => lock.lock_timeout(wait).await?,
-            (false, None) => Some(lock.lock().await?),
-        }
-        .map(Held::Alone))
+    async fn take(&self, leases: &LeaseManager) -> Result<Option<Lease>, Error> {
+        let mode = match () {
+            () if self.shared => Mode::Reader,
+            () if self.exclusive => Mode::Writer,
+            () if self.fair => Mode::Fair,
+            () => Mode::Lock,
+        };
+        take(leases, &self.name, mode, &self.label, Limit::new(self.now, self.wait)).await
     }
 }
 
 /// Says who has taken a lease away, and why, if the one who did has left a note.
 pub(crate) async fn say_why(lease: &Lease) {
     if let Ok(Some(note)) = lease.note().await {
-        let by = output::printable(&note.by);
-        output::say(&format!("{by} has taken it away: {}", output::printable(&note.why)));
+        output::say(&format!("{} has taken it away: {}", note.by, note.why));
     }
 }
 

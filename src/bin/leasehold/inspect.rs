@@ -35,9 +35,9 @@ pub(crate) async fn inspect(connection: Connection, args: InspectArgs) -> Result
     let exit = if holders.is_empty() { FREE } else { Exit::SUCCESS };
     let look = Look::new(name, holders);
     if json {
-        output::object(look.object())?;
+        output::object(&look.object())?;
     } else if look.holders.is_empty() {
-        output::say(&format!("{} is free", output::printable(&look.name)));
+        output::say(&format!("{} is free", look.name));
     } else {
         look::print(&[look])?;
     }

@@ -2,14 +2,16 @@
 
 use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
-use crate::output::{self, Table};
+use crate::output::{self, Table, UNKNOWN};
 use crate::signals::{Endings, ended_by};
 use clap::Args;
 use leasehold::{Leader, LeaseManager, View};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::timeout;
 
+/// The election has no leader.
+const NO_LEADER: Exit = Exit(1);
 /// How long the value of a leader that was just elected may take to be seen.
 const SETTLED: Duration = Duration::from_secs(2);
 
@@ -47,22 +49,16 @@ impl ShowLeader {
         leases.inspect(&self.name).await?;
         let mut view = leases.election(&self.name).observe();
         let leader = known(&mut view).await?;
-        if leader.is_vacant() {
-            if self.json {
-                output::line(&self.json(&leader))?;
-            } else {
-                output::say(&format!("{} has no leader", output::printable(&self.name)));
-            }
-            return Ok(Exit(1));
-        }
+        let exit = if leader.is_vacant() { NO_LEADER } else { Exit::SUCCESS };
         if self.json {
-            output::line(&self.json(&leader))?;
+            output::object(&self.object(&leader))?;
+        } else if leader.is_vacant() {
+            output::say(&format!("{} has no leader", self.name));
         } else {
-            let mut table = Table::new(&["LEADER", "TERM", "PROCESS", "HOLDER"]);
-            table.row(cells(&leader));
-            table.print()?;
+            let header = ["LEADER", "TERM", "PROCESS", "HOLDER"];
+            Table::new(&header, vec![cells(&leader)]).print()?;
         }
-        Ok(Exit::SUCCESS)
+        Ok(exit)
     }
 
     async fn follow(&self, leases: &LeaseManager) -> Result<Exit, Failure> {
@@ -70,17 +66,16 @@ impl ShowLeader {
         let mut view = leases.election(&self.name).observe();
         let mut leader = known(&mut view).await?;
         loop {
-            let text = match (self.json, leader.is_vacant()) {
-                (true, _) => self.json(&leader),
-                (false, true) => "no leader".to_owned(),
-                (false, false) => cells(&leader).join("  "),
-            };
-            output::line(&text)?;
+            match (self.json, leader.is_vacant()) {
+                (true, _) => output::object(&self.object(&leader)),
+                (false, true) => output::line("no leader"),
+                (false, false) => output::line(&cells(&leader).join("  ")),
+            }?;
             leader = view.changed().await;
         }
     }
 
-    fn json(&self, leader: &Leader) -> String {
+    fn object(&self, leader: &Leader) -> Value {
         let since = leader.since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
         json!({
             "name": self.name,
@@ -93,7 +88,6 @@ impl ShowLeader {
             "stale": leader.stale_since.is_some(),
             "time": SystemTime::now().duration_since(UNIX_EPOCH).map(|now| now.as_secs_f64()).ok(),
         })
-        .to_string()
     }
 }
 
@@ -121,7 +115,7 @@ async fn known(view: &mut View) -> Result<Leader, Failure> {
 }
 
 fn cells(leader: &Leader) -> Vec<String> {
-    let dash = || "-".to_owned();
+    let dash = || UNKNOWN.to_owned();
     vec![
         leader.value.as_deref().map_or_else(dash, output::printable),
         leader.term.map_or_else(dash, |term| term.to_string()),

@@ -118,7 +118,7 @@ impl Shown {
             Err(error) => {
                 if is_of_store(&error) {
                     self.failed += 1;
-                    output::say(&output::printable(&format!("{name}: {error}")));
+                    output::say(&format!("{name}: {error}"));
                 }
                 self.show(Look::unknown(name, error.to_string()))
             }
@@ -127,7 +127,7 @@ impl Shown {
 
     fn show(&mut self, look: Look) -> Result<(), Failure> {
         if self.json {
-            return output::object(look.object());
+            return output::object(&look.object());
         }
         self.looks.push(look);
         Ok(())

@@ -2,15 +2,12 @@
 
 use crate::duration;
 use crate::exit::Failure;
-use crate::output::{self, Table};
+use crate::output::{self, Table, UNKNOWN, millis};
 use leasehold::store::Owner;
 use leasehold::{HolderInfo, Kind, Mode};
-use serde_json::{Map, Value, json};
-use std::io::{self, IsTerminal};
+use serde_json::{Value, json};
 use std::time::{Duration, SystemTime};
 
-/// What is written where the store does not know more.
-const UNKNOWN: &str = "-";
 /// The digits of a holder id that tell holders apart.
 const BEGINNING: usize = 8;
 /// The longest text of another client that stands in the place of a holder id.
@@ -39,19 +36,17 @@ impl Look {
     }
 
     /// Returns the object that `--json` prints.
-    pub(crate) fn object(&self) -> Map<String, Value> {
-        let waiting = self.holders.iter().find_map(|holder| holder.waiting);
-        let mut object = Map::new();
-        object.insert("name".to_owned(), self.name.clone().into());
-        object.insert("kind".to_owned(), self.kind().into());
-        object.insert("waiting".to_owned(), waiting.into());
-        let (closed, holders): (Vec<_>, Vec<_>) =
-            self.holders.iter().partition(|holder| holder.closed.is_some());
-        object.insert("holders".to_owned(), holders.into_iter().map(holder).collect());
-        object
-            .insert("closed".to_owned(), closed.into_iter().next().map_or(Value::Null, closed_by));
-        object.insert("error".to_owned(), self.error.clone().into());
-        object
+    pub(crate) fn object(&self) -> Value {
+        let is_closed = |holder: &&HolderInfo| holder.closed.is_some();
+        let holders = self.holders.iter().filter(|holder| !is_closed(holder));
+        json!({
+            "name": self.name,
+            "kind": self.kind(),
+            "waiting": self.holders.iter().find_map(|holder| holder.waiting),
+            "holders": holders.map(holder).collect::<Value>(),
+            "closed": self.holders.iter().find(is_closed).map_or(Value::Null, closed_by),
+            "error": self.error,
+        })
     }
 
     fn kind(&self) -> Option<&'static str> {
@@ -76,50 +71,9 @@ fn word(kind: Kind) -> &'static str {
     }
 }
 
-/// Prints names and their holders: a table, or where the terminal is too narrow for it, a line for each thing that is known.
+/// Prints names and their holders.
 pub(crate) fn print(looks: &[Look]) -> Result<(), Failure> {
-    let mut table = Table::new(&HEADER);
-    let rows: Vec<_> = looks.iter().flat_map(Look::rows).collect();
-    rows.iter().for_each(|row| table.row(row.clone()));
-    print_fitting(&table, &HEADER, &rows)
-}
-
-/// Prints a table, or what is in it if the terminal is too narrow.
-pub(crate) fn print_fitting(
-    table: &Table,
-    header: &[&str],
-    rows: &[Vec<String>],
-) -> Result<(), Failure> {
-    match width() {
-        Some(width) if table.width() > width => {
-            blocks(header, rows).iter().try_for_each(|text| output::line(text))
-        }
-        _ => table.print(),
-    }
-}
-
-/// Returns the lines of rows that are too long: the first cell, and below it those that say something.
-fn blocks(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
-    let mut lines = Vec::new();
-    for row in rows {
-        let mut cells = header.iter().zip(row);
-        lines.extend(cells.next().map(|(_, first)| first.clone()));
-        let known = cells.filter(|(_, cell)| *cell != UNKNOWN);
-        lines.extend(known.map(|(word, cell)| format!("  {}: {cell}", word.to_lowercase())));
-    }
-    lines
-}
-
-/// Returns the width of the terminal; `None` if the standard output is none, or does not know it.
-fn width() -> Option<usize> {
-    if !io::stdout().is_terminal() {
-        return None;
-    }
-    #[cfg(target_os = "linux")]
-    let known = rustix::termios::tcgetwinsize(io::stdout()).map(|size| size.ws_col.into()).ok();
-    #[cfg(not(target_os = "linux"))]
-    let known = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    known.filter(|width: &usize| *width > 0)
+    Table::new(&HEADER, looks.iter().flat_map(Look::rows).collect()).print()
 }
 
 /// Returns the row of a name whose holders are not known, with the reason in the place of the holder.
@@ -166,7 +120,7 @@ fn owner_of(info: &HolderInfo) -> Option<&Owner> {
     info.owner.as_ref().or(info.metadata.as_ref().map(|data| &data.owner))
 }
 
-/// Returns the beginning of an id, which is enough to tell it from others, and its number.
+/// Returns the beginning of an id, which differs from those of others, and its number.
 pub(crate) fn short(id: &str) -> String {
     match id.split_once(':') {
         Some((manager, number)) if manager.chars().count() > BEGINNING => {
@@ -223,11 +177,6 @@ pub(crate) fn owner(owner: &Owner) -> Value {
     json!({ "service": service, "version": version, "host": host, "pid": pid })
 }
 
-/// Returns whole milliseconds.
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,11 +203,5 @@ mod tests {
         let holders = object["holders"].as_array().unwrap();
         assert_eq!(holders.len(), 2);
         assert_eq!((&holders[0]["mode"], &holders[0]["left_ms"]), (&json!("read"), &json!(12_000)));
-    }
-
-    #[test]
-    fn narrow_rows_have_a_line_for_each_thing_that_is_known() {
-        let lines = blocks(&HEADER, &[row("n", &info())]);
-        assert_eq!(lines, ["n", "  as: lock", "  holder: 0f0e0d0c..:7", "  left: 12.0s"]);
     }
 }

@@ -18,6 +18,7 @@ mod pages;
 #[cfg_attr(not(target_os = "linux"), path = "run/elsewhere.rs")]
 mod run;
 mod signals;
+mod take;
 mod unlock;
 mod wait;
 mod waiters;

@@ -2,8 +2,9 @@
 //! the standard error.
 
 use crate::exit::Failure;
-use serde_json::{Map, Value};
-use std::io::{self, ErrorKind, Write};
+use serde_json::Value;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::time::Duration;
 
 /// Says something in a line of the standard error, in which words of a server may not act on the terminal. An error of it is
 /// of no interest: there is nowhere else to say it.
@@ -25,8 +26,13 @@ pub(crate) fn line(text: &str) -> Result<(), Failure> {
 }
 
 /// Prints an object in a line.
-pub(crate) fn object(object: Map<String, Value>) -> Result<(), Failure> {
-    line(&without_controls(&Value::Object(object).to_string()))
+pub(crate) fn object(object: &Value) -> Result<(), Failure> {
+    line(&without_controls(&object.to_string()))
+}
+
+/// Returns whole milliseconds.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Writes the control characters that JSON leaves as they are as JSON writes the others. They stand in texts alone.
@@ -66,8 +72,11 @@ fn acts_on_terminal(char: char) -> bool {
 /// Asks on the standard error, without a line break.
 pub(crate) fn ask(question: &str) {
     let mut stderr = io::stderr();
-    let _ = write!(stderr, "leasehold: {question}").and_then(|()| stderr.flush());
+    let _ = write!(stderr, "leasehold: {}", printable(question)).and_then(|()| stderr.flush());
 }
+
+/// What is written where something is not known.
+pub(crate) const UNKNOWN: &str = "-";
 
 /// A table whose columns are as wide as their longest entry.
 #[derive(Debug)]
@@ -77,21 +86,29 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(header: &[&'static str]) -> Self {
-        Self { header: header.to_vec(), rows: Vec::new() }
+    pub(crate) fn new(header: &[&'static str], rows: Vec<Vec<String>>) -> Self {
+        Self { header: header.to_vec(), rows }
     }
 
-    pub(crate) fn row(&mut self, row: Vec<String>) {
-        self.rows.push(row);
-    }
-
+    /// Prints it, or where the terminal is too narrow for it, a line for each thing that is known.
     pub(crate) fn print(&self) -> Result<(), Failure> {
-        self.lines().iter().try_for_each(|text| line(text))
+        let table = self.lines();
+        let widest = table.iter().map(|text| text.chars().count()).max().unwrap_or_default();
+        let is_fitting = terminal_width().is_none_or(|width| widest <= width);
+        let lines = if is_fitting { table } else { self.blocks() };
+        lines.iter().try_for_each(|text| line(text))
     }
 
-    /// Returns how many columns of a terminal it takes, for characters that take one.
-    pub(crate) fn width(&self) -> usize {
-        self.lines().iter().map(|line| line.chars().count()).max().unwrap_or_default()
+    /// Returns the lines of rows that are too long: the first cell, and below it those that say something.
+    fn blocks(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for row in &self.rows {
+            let mut cells = self.header.iter().zip(row);
+            lines.extend(cells.next().map(|(_, first)| first.clone()));
+            let known = cells.filter(|(_, cell)| *cell != UNKNOWN);
+            lines.extend(known.map(|(word, cell)| format!("  {}: {cell}", word.to_lowercase())));
+        }
+        lines
     }
 
     fn lines(&self) -> Vec<String> {
@@ -109,9 +126,29 @@ impl Table {
     }
 }
 
+/// Returns the width of the terminal; `None` if the standard output is none, or does not know it.
+pub(crate) fn terminal_width() -> Option<usize> {
+    if !io::stdout().is_terminal() {
+        return None;
+    }
+    #[cfg(target_os = "linux")]
+    let known = rustix::termios::tcgetwinsize(io::stdout()).map(|size| size.ws_col.into()).ok();
+    #[cfg(not(target_os = "linux"))]
+    let known = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    known.filter(|width: &usize| *width > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn narrow_rows_have_a_line_for_each_thing_that_is_known() {
+        let row = ["n", "lock", "0f0e0d0c..:7", "-", "12.0s"].map(str::to_owned).to_vec();
+        let table = Table::new(&["NAME", "AS", "HOLDER", "AGE", "LEFT"], vec![row]);
+        let lines = table.blocks();
+        assert_eq!(lines, ["n", "  as: lock", "  holder: 0f0e0d0c..:7", "  left: 12.0s"]);
+    }
 
     #[test]
     fn no_character_acts_on_a_terminal() {

@@ -2,6 +2,10 @@
 
 use crate::exit::{Exit, Failure};
 use std::io;
+#[cfg(unix)]
+use std::pin::pin;
+#[cfg(unix)]
+use std::task::{Context, Poll, Waker};
 
 /// Waits for the signals that ask this process to end, from its creation on.
 #[derive(Debug)]
@@ -39,12 +43,22 @@ impl Endings {
         std::future::poll_fn(|context| {
             for (number, signal) in &mut self.signals {
                 if signal.poll_recv(context).is_ready() {
-                    return std::task::Poll::Ready(*number);
+                    return Poll::Ready(*number);
                 }
             }
-            std::task::Poll::Pending
+            Poll::Pending
         })
         .await
+    }
+
+    /// Returns the number of one that has come since it was asked for last.
+    #[cfg(unix)]
+    pub(crate) fn try_recv(&mut self) -> Option<u8> {
+        let mut next = pin!(self.recv());
+        match next.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(number) => Some(number),
+            Poll::Pending => None,
+        }
     }
 
     #[cfg(not(unix))]
@@ -57,7 +71,7 @@ impl Endings {
 }
 
 #[cfg(unix)]
-fn cannot_listen(error: io::Error) -> Failure {
+pub(crate) fn cannot_listen(error: io::Error) -> Failure {
     Failure::new(format!("signals cannot be received: {error}"))
 }
 

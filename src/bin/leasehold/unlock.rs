@@ -37,26 +37,22 @@ impl Unlock {
         let leases = connection.connect().await?;
         let holders = leases.holders(&self.name).await?;
         for holder in &holders {
-            output::say(&format!("{} is held by {}", self.name(), describe(holder)));
+            output::say(&format!("{} is held by {}", self.name, describe(holder)));
         }
         if !self.yes && !holders.is_empty() && !self.confirmed().await? {
-            let left = Failure::new(format!("{} was left as it is", self.name()));
+            let left = Failure::new(format!("{} was left as it is", self.name));
             return Err(left.with_exit(Exit(1)));
         }
         let released = leases.force_unlock(&self.name, &self.why).await?;
         if self.json {
-            output::line(&json!({ "name": self.name, "released": released }).to_string())?;
+            output::object(&json!({ "name": self.name, "released": released }))?;
         } else if released {
-            output::say(&format!("{} was released", self.name()));
+            output::say(&format!("{} was released", self.name));
         } else {
-            output::say(&format!("{} was not held", self.name()));
+            output::say(&format!("{} was not held", self.name));
         }
         leases.close().await.map_err(|error| Failure::new(error.to_string()))?;
         Ok(if released { Exit::SUCCESS } else { Exit(1) })
-    }
-
-    fn name(&self) -> String {
-        output::printable(&self.name)
     }
 
     /// Asks on the terminal.
@@ -64,7 +60,7 @@ impl Unlock {
         if !stdin().is_terminal() {
             return Err(Failure::new("there is no terminal to ask on: give --yes"));
         }
-        output::ask(&format!("release {} although it is held? [y/N] ", self.name()));
+        output::ask(&format!("release {} although it is held? [y/N] ", self.name));
         // The runtime ends in the background, so a signal finds no thread that waits for this.
         let answer = tokio::task::spawn_blocking(|| {
             let mut answer = String::new();
@@ -79,13 +75,13 @@ impl Unlock {
 
 /// Describes a holder to a person.
 fn describe(holder: &HolderInfo) -> String {
-    let id = output::printable(&holder.holder);
+    let id = &holder.holder;
     match &holder.owner {
         Some(owner) => format!(
             "{} (process {} on {}, holder {id})",
-            output::printable(if owner.service.is_empty() { "a process" } else { &owner.service }),
+            if owner.service.is_empty() { "a process" } else { &owner.service },
             owner.pid,
-            output::printable(&owner.host)
+            owner.host
         ),
         None => format!("holder {id}"),
     }

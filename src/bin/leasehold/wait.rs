@@ -53,7 +53,7 @@ impl Wait {
             signal = endings.recv() => Ok(ended_by(signal)),
             () = limit => {
                 let state = if self.until == Until::Free { "free" } else { "held" };
-                output::say(&format!("{} was not {state} in time", output::printable(&self.name)));
+                output::say(&format!("{} was not {state} in time", self.name));
                 Ok(Exit::BUSY)
             }
         }

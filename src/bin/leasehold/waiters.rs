@@ -4,15 +4,15 @@ use crate::connection::Connection;
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::look;
-use crate::output::{self, Table};
+use crate::output::{self, Table, UNKNOWN};
 use clap::Args;
 use leasehold::LeaseManager;
 use leasehold::store::WaitingManager;
-use serde_json::Map;
+use serde_json::{Value, json};
 
 const HEADER: [&str; 3] = ["MANAGER", "PROCESS", "WAITED"];
 
-/// Show who waits in line for a name, the oldest first
+/// Show the managers that wait for a name, the oldest first
 ///
 /// Only waiters of fair locks stand in a line, on Redis (one server, Sentinel, Cluster). Of the others it says how many
 /// processes there are.
@@ -26,19 +26,16 @@ pub(crate) struct WaitersArgs {
     json: bool,
 }
 
-/// Shows who waits in line for a name.
+/// Shows the managers that wait for a name.
 pub(crate) async fn waiters(connection: Connection, args: WaitersArgs) -> Result<Exit, Failure> {
     let leases = connection.connect().await?;
     let line = leases.waiters(&args.name).await?;
     if line.is_empty() {
         say_who_else(&leases, &args.name).await?;
     } else if args.json {
-        line.iter().map(object).try_for_each(output::object)?;
+        line.iter().map(object).try_for_each(|object| output::object(&object))?;
     } else {
-        let rows: Vec<_> = line.iter().map(row).collect();
-        let mut table = Table::new(&HEADER);
-        rows.iter().for_each(|row| table.row(row.clone()));
-        look::print_fitting(&table, &HEADER, &rows)?;
+        Table::new(&HEADER, line.iter().map(row).collect()).print()?;
     }
     let _ = leases.close().await;
     Ok(Exit::SUCCESS)
@@ -47,7 +44,6 @@ pub(crate) async fn waiters(connection: Connection, args: WaitersArgs) -> Result
 /// Says how many processes wait without an order.
 async fn say_who_else(leases: &LeaseManager, name: &str) -> Result<(), Failure> {
     let waiting = leases.inspect(name).await?.and_then(|holder| holder.waiting).unwrap_or(0);
-    let name = output::printable(name);
     output::say(&match waiting {
         0 => format!("no manager of leasehold waits for {name}"),
         count => format!(
@@ -58,16 +54,16 @@ async fn say_who_else(leases: &LeaseManager, name: &str) -> Result<(), Failure> 
 }
 
 fn row(waiting: &WaitingManager) -> Vec<String> {
-    let process = waiting.owner.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
+    let process = waiting.owner.as_ref().map_or_else(|| UNKNOWN.to_owned(), ToString::to_string);
     let manager = look::short(&waiting.manager);
     let waited = duration::text(waiting.waited);
     vec![output::printable(&manager), output::printable(&process), waited]
 }
 
-fn object(waiting: &WaitingManager) -> Map<String, serde_json::Value> {
-    let mut object = Map::new();
-    object.insert("manager".to_owned(), waiting.manager.clone().into());
-    object.insert("owner".to_owned(), waiting.owner.as_ref().map(look::owner).into());
-    object.insert("waited_ms".to_owned(), look::millis(waiting.waited).into());
-    object
+fn object(waiting: &WaitingManager) -> Value {
+    json!({
+        "manager": waiting.manager,
+        "owner": waiting.owner.as_ref().map(look::owner),
+        "waited_ms": output::millis(waiting.waited),
+    })
 }

@@ -15,6 +15,13 @@ impl Moment {
         Self(now.tv_sec.unsigned_abs() * SECOND + now.tv_nsec.unsigned_abs())
     }
 
+    /// Returns the moment until which a lease is certain that has so much left.
+    pub(super) fn by(left: impl FnOnce() -> Duration) -> Self {
+        // Before the other: if this process is stopped in between, the lease must not become longer.
+        let now = Self::now();
+        now.after(left())
+    }
+
     pub(super) fn after(self, time: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
     }

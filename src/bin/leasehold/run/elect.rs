@@ -3,22 +3,18 @@
 use super::clock::Moment;
 use super::environment::{Mode, Scope};
 use super::held;
-use super::held::{Entry, PAUSE};
+use super::held::{Entry, Outage, PAUSE};
 use super::program::{Program, ended_by};
-use super::signals::{ENDING, Signals};
+use super::signals::Signals;
 use super::supervise::{Grant, Outcome, supervise};
 use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
 use crate::on_runtime;
-use crate::output::{printable, say};
-use crate::signals::Endings;
+use crate::output::say;
+use crate::signals::{self, Endings};
 use clap::Args;
 use leasehold::store::Owner;
 use leasehold::{Candidate, ErrorKind, Leadership, LeaseManager};
-use std::future::poll_fn;
-use std::pin::pin;
-use std::task::Poll;
-use tokio::time::sleep;
 
 /// Run a program while this machine leads, and stand again when the lead is lost
 ///
@@ -41,7 +37,7 @@ impl Elect {
         if Scope::new(connection, Mode::Lock).outer(&self.name).is_some() {
             return Err(Failure::new(format!(
                 "{}: a run around this one has it (LEASEHOLD_HELD), so this one would wait forever",
-                printable(&self.name)
+                self.name
             )));
         }
         on_runtime(self.stand(connection))
@@ -49,20 +45,13 @@ impl Elect {
 
     async fn stand(self, connection: &Connection) -> Result<Exit, Failure> {
         let builder = self.program.builder(connection)?;
-        let mut signals = Signals::new();
-        signals
-            .receive(&ENDING)
-            .map_err(|error| Failure::new(format!("signals cannot be received: {error}")))?;
+        let mut signals = Signals::of_endings()?;
         let leases = tokio::select! {
             leases = held::connect(connection, &builder) => leases?,
             signal = signals.next() => return Ok(ended_by(signal)),
         };
         let result = self.stand_with(connection, &leases, &mut signals).await;
-        if let Err(error) = leases.close().await {
-            say(&format!(
-                "the store has not confirmed the release; the name is free after the ttl: {error}"
-            ));
-        }
+        held::close(&leases).await;
         result
     }
 
@@ -83,18 +72,17 @@ impl Elect {
                 signal = signals.next() => return Ok(ended_by(signal)),
             };
             if self.program.verbose {
-                say(&format!("{}: this process leads", printable(&self.name)));
+                say(&format!("{}: this process leads", self.name));
             }
             // The supervision forwards them to the program, so it does not say which there were.
             let mut endings = Endings::new()?;
             let outcome = self.lead(&leadership, connection, signals).await?;
             match outcome {
                 Outcome::Lost => {
-                    let ending = pin!(endings.recv());
-                    if let Some(signal) = now_or_never(ending).await {
-                        return Ok(Exit(128 + signal));
+                    if let Some(signal) = endings.try_recv() {
+                        return Ok(signals::ended_by(signal));
                     }
-                    say(&format!("{}: stands again", printable(&self.name)));
+                    say(&format!("{}: stands again", self.name));
                 }
                 Outcome::Ended(code) => {
                     if let Err(error) = leadership.resign().await
@@ -119,11 +107,7 @@ impl Elect {
         connection: &Connection,
         signals: &mut Signals,
     ) -> Result<Outcome, Failure> {
-        let stop = || {
-            // Before the other: if this process is stopped in between, the lease must not become longer.
-            let now = Moment::now();
-            now.after(leadership.remaining())
-        };
+        let stop = || Moment::by(|| leadership.remaining());
         let grant = Grant {
             scope: Scope::new(connection, Mode::Lock),
             entries: vec![Entry::new(&self.name, leadership)],
@@ -138,25 +122,13 @@ impl Elect {
 
 /// Campaigns until this candidate leads. An outage is waited out, and said once.
 async fn campaign(candidate: &mut Candidate) -> Result<Leadership, Failure> {
-    let mut is_said = false;
+    let mut outage = Outage::default();
     loop {
         match candidate.campaign().await {
             Err(error) if error.kind() == ErrorKind::Unavailable => {
-                if !std::mem::replace(&mut is_said, true) {
-                    say(&format!("{error}; trying again"));
-                }
-                sleep(PAUSE).await;
+                outage.wait(&error, PAUSE).await;
             }
             result => return Ok(result?),
         }
     }
-}
-
-/// Returns the output of a future if it is ready.
-async fn now_or_never<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
-    poll_fn(|context| match future.as_mut().poll(context) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => Poll::Ready(None),
-    })
-    .await
 }

@@ -6,43 +6,30 @@ use crate::connection::Connection;
 use crate::exit::Failure;
 use crate::hold::{described, say_why};
 use crate::output::say;
+use crate::take::{Limit, Mode, take, wait_for};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, Loss, MultiLease, Result};
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::pin::Pin;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::time::sleep;
 
 /// The time from one attempt to reach the store to the next.
 pub(super) const PAUSE: Duration = Duration::from_millis(500);
 
-/// How long to wait for the names.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Limit {
-    Once,
-    Until(Instant),
-    Forever,
+/// An outage of the store, which is said once.
+#[derive(Debug, Default)]
+pub(super) struct Outage {
+    is_said: bool,
 }
 
-impl Limit {
-    pub(super) fn new(run: &Run) -> Self {
-        match run.wait {
-            _ if run.no_wait => Self::Once,
-            Some(Duration::ZERO) => Self::Once,
-            Some(wait) => Instant::now().checked_add(wait).map_or(Self::Forever, Self::Until),
-            None => Self::Forever,
+impl Outage {
+    /// Waits before the next attempt.
+    pub(super) async fn wait(&mut self, why: impl Display, pause: Duration) {
+        if !std::mem::replace(&mut self.is_said, true) {
+            say(&format!("{why}; trying again"));
         }
-    }
-
-    pub(super) fn left(self) -> Option<Duration> {
-        match self {
-            Self::Once => Some(Duration::ZERO),
-            Self::Until(end) => Some(end.saturating_duration_since(Instant::now())),
-            Self::Forever => None,
-        }
-    }
-
-    pub(super) fn is_over(self) -> bool {
-        self.left().is_some_and(|left| left.is_zero())
+        sleep(pause).await;
     }
 }
 
@@ -92,9 +79,7 @@ impl Held {
 
     /// Returns until when the names may be relied on, without a further renewal.
     pub(super) fn stop(&self) -> Moment {
-        // Before the other: if this process is stopped in between, the lease must not become longer.
-        let now = Moment::now();
-        now.after(match self {
+        Moment::by(|| match self {
             Self::One { lease, .. } => lease.remaining(),
             Self::Set(lease) => lease.remaining(),
         })
@@ -168,18 +153,24 @@ async fn connect_while(
     builder: &Builder,
     pause: impl Fn() -> Option<Duration>,
 ) -> Result<LeaseManager, Failure> {
-    let mut is_said = false;
+    let mut outage = Outage::default();
     loop {
         match connection.connect_with(builder.clone()).await {
             Err(failure) if failure.kind == Some(ErrorKind::Unavailable) => {
                 let Some(pause) = pause() else { return Err(failure) };
-                if !std::mem::replace(&mut is_said, true) {
-                    say(&format!("{}; trying again", failure.message));
-                }
-                sleep(pause).await;
+                outage.wait(&failure.message, pause).await;
             }
             result => return result,
         }
+    }
+}
+
+/// Closes a manager, which gives up the arrivals of a wait that has ended, and tries a release again that was not confirmed.
+pub(super) async fn close(leases: &LeaseManager) {
+    if let Err(error) = leases.close().await {
+        say(&format!(
+            "the store has not confirmed the release; the name is free after the ttl: {error}"
+        ));
     }
 }
 
@@ -189,18 +180,13 @@ pub(super) async fn acquire(
     leases: &LeaseManager,
     limit: Limit,
 ) -> Result<Option<Held>, Failure> {
-    let mut is_said = false;
+    let mut outage = Outage::default();
     loop {
         match ask(run, leases, limit).await {
             Ok(held) => return Ok(held),
             Err(error) if error.kind() != ErrorKind::Unavailable => return Err(error.into()),
             Err(error) if run.fail_fast || limit.is_over() => return Err(error.into()),
-            Err(error) => {
-                if !std::mem::replace(&mut is_said, true) {
-                    say(&format!("{error}; trying again"));
-                }
-                sleep(PAUSE.min(limit.left().unwrap_or(PAUSE))).await;
-            }
+            Err(error) => outage.wait(&error, PAUSE.min(limit.left().unwrap_or(PAUSE))).await,
         }
     }
 }
@@ -209,16 +195,6 @@ async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<He
     let one = |lease: Lease| Held::One { lease, slot: None };
     let label = run.program.label();
     let name = run.names.first().map(String::as_str).unwrap_or_default();
-    /// The three ways in which each kind of lock waits.
-    macro_rules! ask {
-        ($lock:ident: $once:ident, $until:ident, $forever:ident) => {
-            match limit {
-                Limit::Once => $lock.$once().await?,
-                Limit::Until(_) => $lock.$until(limit.left().unwrap_or_default()).await?,
-                Limit::Forever => Some($lock.$forever().await?),
-            }
-        };
-    }
     // The first attempt shows whether the store answers at all.
     if run.fail_fast
         && !matches!(limit, Limit::Once)
@@ -228,32 +204,26 @@ async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<He
     }
     if run.names.len() > 1 {
         let mut lock = leases.multi_lock(&run.names)?.label(label);
-        return Ok(ask!(lock: try_lock, lock_timeout, lock).map(Held::Set));
-    }
-    if run.shared {
-        let mut lock = leases.rw_lock(name).label(label);
-        let lease = ask!(lock: try_read, read_timeout, read);
-        return Ok(lease.map(|lease| one(lease.into_lease())));
-    }
-    if run.exclusive {
-        let mut lock = leases.rw_lock(name).label(label);
-        let lease = ask!(lock: try_write, write_timeout, write);
-        return Ok(lease.map(|lease| one(lease.into_lease())));
+        return Ok(wait_for!(limit, lock: try_lock, lock_timeout, lock).map(Held::Set));
     }
     if let Some(size) = run.permit {
         let lock = leases.semaphore(name, size).label(label);
-        let lease = ask!(lock: try_acquire, acquire_timeout, acquire);
+        let lease = wait_for!(limit, lock: try_acquire, acquire_timeout, acquire);
         return Ok(lease.map(|lease| one(lease.into_lease())));
     }
     if let Some(size) = run.slot {
         let lock = leases.slots(name, size).label(label);
-        let slot = ask!(lock: try_take, take_timeout, take);
+        let slot = wait_for!(limit, lock: try_take, take_timeout, take);
         return Ok(slot.map(|slot| {
             let index = slot.index();
             Held::One { lease: slot.into_lease(), slot: Some(index) }
         }));
     }
-    let lock = if run.fair { leases.fair_lock(name) } else { leases.lock(name) };
-    let mut lock = lock.label(label);
-    Ok(ask!(lock: try_lock, lock_timeout, lock).map(one))
+    let mode = match () {
+        () if run.shared => Mode::Reader,
+        () if run.exclusive => Mode::Writer,
+        () if run.fair => Mode::Fair,
+        () => Mode::Lock,
+    };
+    Ok(take(leases, name, mode, &label, limit).await?.map(one))
 }

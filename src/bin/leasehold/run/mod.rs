@@ -36,15 +36,16 @@ use crate::connection::Connection;
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::on_runtime;
-use crate::output::{printable, say};
+use crate::output::say;
+use crate::take::Limit;
 use clap::Args;
 pub(crate) use elect::Elect;
 use environment::{Mode, Outer, Scope};
-use held::{Held, Limit};
+use held::{Held, Outage};
 use leasehold::{Builder, LeaseManager};
 use once::Done;
 use program::{Program, ended_by};
-use signals::{ENDING, Signals};
+use signals::Signals;
 use std::convert::Infallible;
 use std::env;
 use std::io::{IsTerminal, stderr};
@@ -157,7 +158,7 @@ impl Run {
 
     /// Runs inside a run of one of these names: this one would wait for itself.
     fn nested(self, connection: &Connection, outer: &[Outer]) -> Result<Exit, Failure> {
-        let names = self.printable_names();
+        let names = self.names.join(", ");
         if !self.enter {
             return Err(Failure::new(format!(
                 "{names}: a run around this one has it (LEASEHOLD_HELD), so this one would wait forever; --enter runs the program at once"
@@ -178,7 +179,7 @@ impl Run {
                 if is_whole && !holders.iter().any(|holder| holder.holder == outer.holder) {
                     return Err(Failure::new(format!(
                         "{}: the run around this one does not have it any more",
-                        printable(name)
+                        name
                     )));
                 }
             }
@@ -187,28 +188,16 @@ impl Run {
         Err(launch::become_program(&self.program.command))
     }
 
-    fn printable_names(&self) -> String {
-        self.names.iter().map(|name| printable(name)).collect::<Vec<_>>().join(", ")
-    }
-
     async fn run(self, connection: &Connection) -> Result<Exit, Failure> {
         let builder = self.builder(connection)?;
-        let mut signals = Signals::new();
-        signals
-            .receive(&ENDING)
-            .map_err(|error| Failure::new(format!("signals cannot be received: {error}")))?;
-        let limit = Limit::new(&self);
+        let mut signals = Signals::of_endings()?;
+        let limit = Limit::new(self.no_wait, self.wait);
         let leases = tokio::select! {
             leases = held::connect_in_time(&self, connection, &builder, limit) => leases?,
             signal = signals.next() => return Ok(ended_by(signal)),
         };
         let result = self.run_with(connection, &leases, limit, &mut signals).await;
-        // It gives up arrivals of a wait that has ended, and tries a release again that was not confirmed.
-        if let Err(error) = leases.close().await {
-            say(&format!(
-                "the store has not confirmed the release; the name is free after the ttl: {error}"
-            ));
-        }
+        held::close(&leases).await;
         result
     }
 
@@ -259,14 +248,14 @@ impl Run {
     ) -> Result<Exit, Failure> {
         let scope = self.scope(connection);
         let grace = self.program.grace(connection);
-        let mut is_said = false;
+        let mut outage = Outage::default();
         loop {
             match once::run_once(self, leases, scope, keep, limit, grace, signals).await? {
                 Done::Ran(outcome) => return Ok(supervise::exit(self, outcome)),
                 Done::Busy => return Ok(self.busy()),
                 Done::Before(closed) => {
                     if self.program.verbose {
-                        say(&format!("{} is done: {closed:?}", self.printable_names()));
+                        say(&format!("{} is done: {closed:?}", self.names.join(", ")));
                     }
                     return Ok(Exit::SUCCESS);
                 }
@@ -275,11 +264,8 @@ impl Run {
                     return Err(error.into());
                 }
                 Done::Unavailable(error) => {
-                    if !std::mem::replace(&mut is_said, true) {
-                        say(&format!("{error}; trying again"));
-                    }
                     tokio::select! {
-                        () = sleep(held::PAUSE) => {}
+                        () = outage.wait(&error, held::PAUSE) => {}
                         signal = signals.next() => return Ok(ended_by(signal)),
                     }
                 }
@@ -324,14 +310,14 @@ impl Run {
     async fn says_that_it_waits(&self) -> Infallible {
         if self.program.verbose || stderr().is_terminal() {
             sleep(Duration::from_secs(1)).await;
-            say(&format!("waits for {}", self.printable_names()));
+            say(&format!("waits for {}", self.names.join(", ")));
         }
         std::future::pending().await
     }
 
     fn busy(&self) -> Exit {
         if self.program.verbose {
-            say(&format!("{} was not free in time", self.printable_names()));
+            say(&format!("{} was not free in time", self.names.join(", ")));
         }
         Exit(self.busy_code)
     }

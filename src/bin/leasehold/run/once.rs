@@ -3,11 +3,12 @@
 use super::Run;
 use super::clock::Moment;
 use super::environment::Scope;
-use super::held::{Entry, Limit};
+use super::held::Entry;
 use super::signals::Signals;
 use super::supervise::{Grant, Outcome, supervise};
 use crate::exit::Failure;
 use crate::output::say;
+use crate::take::Limit;
 use leasehold::{Closed, Error, ErrorKind, Lease, LeaseManager, Loss, Once};
 use rustix::process::Signal;
 use std::cell::Cell;
@@ -66,11 +67,7 @@ pub(super) async fn run_once(
     let (end, ended) = oneshot::channel::<Outcome>();
     // The library drops this when the lease is lost. The tree must end in order then, so it is supervised beside it.
     let body = async |lease: &Lease| {
-        let read = || {
-            // Before the other: if this process is stopped in between, the lease must not become longer.
-            let now = Moment::now();
-            now.after(lease.remaining())
-        };
+        let read = || Moment::by(|| lease.remaining());
         stop.set(read());
         let lost = Box::pin(lease.lost());
         let _ = begin.send(Begun { entry: Entry::new(name, lease), lost });

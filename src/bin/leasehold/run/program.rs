@@ -70,5 +70,5 @@ impl Program {
 
 /// Returns the exit code of a wait that a signal has ended.
 pub(super) fn ended_by(signal: Signal) -> Exit {
-    Exit(u8::try_from(128 + signal.as_raw()).unwrap_or(Exit::FAILED.0))
+    u8::try_from(signal.as_raw()).map_or(Exit::FAILED, crate::signals::ended_by)
 }

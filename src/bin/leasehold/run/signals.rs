@@ -1,7 +1,7 @@
 //! The signals that reach leasehold, and their names.
 
-use crate::exit::Exit;
-use crate::signals::is_ignored;
+use crate::exit::{Exit, Failure};
+use crate::signals::{cannot_listen, is_ignored};
 use rustix::process::{Signal, WaitStatus};
 use std::io;
 use tokio::signal::unix::{SignalKind, signal};
@@ -60,6 +60,13 @@ pub(super) struct Signals {
 }
 
 impl Signals {
+    /// Receives those that end a wait.
+    pub(super) fn of_endings() -> Result<Self, Failure> {
+        let signals = Self::new();
+        signals.receive(&ENDING).map_err(cannot_listen)?;
+        Ok(signals)
+    }
+
     pub(super) fn new() -> Self {
         let (sender, received) = mpsc::unbounded_channel();
         Self { sender, received }

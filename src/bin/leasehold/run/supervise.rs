@@ -13,7 +13,7 @@ use super::tree::{Tree, own_group};
 use super::{KEEPER, Run, environment, signals, terminal};
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::output::{printable, say};
+use crate::output::say;
 use leasehold::Loss;
 use rustix::io::Errno;
 use rustix::process::{
@@ -271,7 +271,7 @@ impl Session<'_> {
         self.overdue = Some(kill.after(grant.grace / 20));
         let signal = signals::text(self.run.on_lost);
         let left = duration::text(kill.left());
-        let names: Vec<_> = grant.entries.iter().map(|entry| printable(&entry.name)).collect();
+        let names: Vec<_> = grant.entries.iter().map(|entry| entry.name.as_str()).collect();
         let names = names.join(", ");
         say(&format!("{names} is lost: {loss}; the program gets {signal}, and KILL in {left}"));
     }

@@ -5,7 +5,7 @@ use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::output;
 use crate::signals::{Endings, ended_by};
-use crate::take::{Limit, Mode, take};
+use crate::take::{Limit, Mode, take_name};
 use clap::Args;
 use leasehold::{Error, Lease, LeaseManager};
 use serde_json::json;
@@ -57,7 +57,7 @@ impl Hold {
 
     async fn hold(&self, leases: &LeaseManager, endings: &mut Endings) -> Result<Exit, Failure> {
         let held = tokio::select! {
-            held = self.take(leases) => held?,
+            held = self.ask(leases) => held?,
             // Its arrival in a line leaves with the future that is dropped, and the close waits for it.
             signal = endings.recv() => return Ok(ended_by(signal)),
         };
@@ -96,14 +96,14 @@ impl Hold {
         }
     }
 
-    async fn take(&self, leases: &LeaseManager) -> Result<Option<Lease>, Error> {
+    async fn ask(&self, leases: &LeaseManager) -> Result<Option<Lease>, Error> {
         let mode = match () {
             () if self.shared => Mode::Reader,
             () if self.exclusive => Mode::Writer,
             () if self.fair => Mode::Fair,
             () => Mode::Lock,
         };
-        take(leases, &self.name, mode, &self.label, Limit::new(self.now, self.wait)).await
+        take_name(leases, &self.name, mode, &self.label, Limit::new(self.now, self.wait)).await
     }
 }
 

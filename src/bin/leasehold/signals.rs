@@ -53,7 +53,7 @@ impl Endings {
 
     /// Returns the number of one that has come since it was asked for last.
     #[cfg(unix)]
-    pub(crate) fn try_recv(&mut self) -> Option<u8> {
+    pub(crate) fn received(&mut self) -> Option<u8> {
         let mut next = pin!(self.recv());
         match next.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(number) => Some(number),

@@ -59,7 +59,7 @@ pub(crate) enum Mode {
 }
 
 /// Takes a name. Returns `None` if it was not free in time.
-pub(crate) async fn take(
+pub(crate) async fn take_name(
     leases: &LeaseManager,
     name: &str,
     mode: Mode,

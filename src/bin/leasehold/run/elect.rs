@@ -79,7 +79,7 @@ impl Elect {
             let outcome = self.lead(&leadership, connection, signals).await?;
             match outcome {
                 Outcome::Lost => {
-                    if let Some(signal) = endings.try_recv() {
+                    if let Some(signal) = endings.received() {
                         return Ok(signals::ended_by(signal));
                     }
                     say(&format!("{}: stands again", self.name));

@@ -6,7 +6,7 @@ use crate::connection::Connection;
 use crate::exit::Failure;
 use crate::hold::{described, say_why};
 use crate::output::say;
-use crate::take::{Limit, Mode, take, wait_for};
+use crate::take::{Limit, Mode, take_name, wait_for};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, Loss, MultiLease, Result};
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -225,5 +225,5 @@ async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<He
         () if run.fair => Mode::Fair,
         () => Mode::Lock,
     };
-    Ok(take(leases, name, mode, &label, limit).await?.map(one))
+    Ok(take_name(leases, name, mode, &label, limit).await?.map(one))
 }

@@ -1,11 +1,11 @@
 //! `hold`: holds a name until the standard input ends, for scripts.
 
+use crate::acquire::{Limit, Mode, acquire_name};
 use crate::connection::Connection;
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::output;
 use crate::signals::{Endings, ended_by};
-use crate::take::{Limit, Mode, take_name};
 use clap::Args;
 use leasehold::{Error, Lease, LeaseManager};
 use serde_json::json;
@@ -103,7 +103,7 @@ impl Hold {
             () if self.fair => Mode::Fair,
             () => Mode::Lock,
         };
-        take_name(leases, &self.name, mode, &self.label, Limit::new(self.now, self.wait)).await
+        acquire_name(leases, &self.name, mode, &self.label, Limit::new(self.now, self.wait)).await
     }
 }
 

@@ -4,6 +4,7 @@
 //! the way to the store ([`connection`]), durations as people write them ([`duration`]), what is printed ([`output`]), and
 //! the exit codes ([`exit`]). All words of its own go to the standard error.
 
+mod acquire;
 mod connection;
 mod doctor;
 mod duration;
@@ -18,7 +19,7 @@ mod pages;
 #[cfg_attr(not(target_os = "linux"), path = "run/elsewhere.rs")]
 mod run;
 mod signals;
-mod take;
+
 mod unlock;
 mod wait;
 mod waiters;

@@ -2,11 +2,11 @@
 
 use super::Run;
 use super::clock::Moment;
+use crate::acquire::{Limit, Mode, acquire_name, wait_for};
 use crate::connection::Connection;
 use crate::exit::Failure;
 use crate::hold::{described, say_why};
 use crate::output::say;
-use crate::take::{Limit, Mode, take_name, wait_for};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, Loss, MultiLease, Result};
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -225,5 +225,5 @@ async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<He
         () if run.fair => Mode::Fair,
         () => Mode::Lock,
     };
-    Ok(take_name(leases, name, mode, &label, limit).await?.map(one))
+    Ok(acquire_name(leases, name, mode, &label, limit).await?.map(one))
 }

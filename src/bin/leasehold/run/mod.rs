@@ -32,12 +32,12 @@ mod supervise;
 mod terminal;
 mod tree;
 
+use crate::acquire::Limit;
 use crate::connection::Connection;
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::on_runtime;
 use crate::output::say;
-use crate::take::Limit;
 use clap::Args;
 pub(crate) use elect::Elect;
 use environment::{Mode, Outer, Scope};

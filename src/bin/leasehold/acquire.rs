@@ -1,4 +1,4 @@
-//! Takes a name, in the modes that `hold` and `run` share.
+//! Acquires a name, in the modes that `hold` and `run` share.
 
 use leasehold::{Lease, LeaseManager, Result};
 use std::time::{Duration, Instant};
@@ -39,11 +39,11 @@ impl Limit {
 macro_rules! wait_for {
     ($limit:expr, $lock:ident: $once:ident, $until:ident, $forever:ident) => {
         match $limit {
-            $crate::take::Limit::Once => $lock.$once().await?,
-            $crate::take::Limit::Until(_) => {
+            $crate::acquire::Limit::Once => $lock.$once().await?,
+            $crate::acquire::Limit::Until(_) => {
                 $lock.$until($limit.left().unwrap_or_default()).await?
             }
-            $crate::take::Limit::Forever => Some($lock.$forever().await?),
+            $crate::acquire::Limit::Forever => Some($lock.$forever().await?),
         }
     };
 }
@@ -58,8 +58,8 @@ pub(crate) enum Mode {
     Writer,
 }
 
-/// Takes a name. Returns `None` if it was not free in time.
-pub(crate) async fn take_name(
+/// Acquires a name. Returns `None` if it was not free in time.
+pub(crate) async fn acquire_name(
     leases: &LeaseManager,
     name: &str,
     mode: Mode,

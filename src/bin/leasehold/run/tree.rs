@@ -138,12 +138,38 @@ fn read(number: i32) -> Option<Process> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::process::{getpgrp, getsid};
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
 
+    /// A child, because those of the test itself may lie outside of the namespace.
     #[test]
-    fn group_and_session_are_those_of_the_system_calls() {
-        assert_eq!(own_group(), Some(getpgrp()));
-        assert_eq!(session(getpid()), getsid(None).ok().map(|pid| pid.as_raw_nonzero().get()));
-        assert_eq!(session(Pid::from_raw(i32::MAX).expect("a number")), None);
+    fn group_and_session_are_those_that_a_process_was_given() {
+        for (program, args) in [("cat", &[][..]), ("setsid", &["cat"][..])] {
+            let is_session = program == "setsid";
+            let mut command = Command::new(program);
+            command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+            // A leader of a group cannot make a session without a fork.
+            if !is_session {
+                command.process_group(0);
+            }
+            let mut child = command.spawn().expect("a child");
+            // `setsid` has done its work when `cat` answers.
+            echo(&mut child);
+            let number = i32::try_from(child.id()).expect("a number");
+            let pid = Pid::from_raw(number).expect("not 0");
+            assert_eq!(read(number).expect("it runs").group, number);
+            let expected = if is_session { Some(number) } else { session(getpid()) };
+            assert_eq!(session(pid), expected);
+            drop(child.stdin.take());
+            child.wait().expect("its end");
+            assert_eq!(session(pid), None);
+        }
+    }
+
+    fn echo(child: &mut std::process::Child) {
+        let mut byte = [b'x'];
+        child.stdin.as_mut().expect("a pipe").write_all(&byte).expect("written");
+        child.stdout.as_mut().expect("a pipe").read_exact(&mut byte).expect("read");
     }
 }

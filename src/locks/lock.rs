@@ -107,7 +107,7 @@ impl Lock {
     /// Waits until this handle holds the lock.
     ///
     /// Re-enters at once, one level deeper, while a lease of this handle is alive. That asks nothing of the store, so the new
-    /// lease is as good as the older one and no better: it may be at risk, or have less than half of its time left. See
+    /// lease is as good as the older one and no better: it may be at risk, or have less than half of the TTL left. See
     /// [re-entry](crate::guide::reentrancy#what-a-nested-call-does).
     ///
     /// # Errors
@@ -292,7 +292,8 @@ impl Lock {
     /// three requests, and four [attempts](crate::guide::settings#what-follows-from-the-ttl) in all. It takes the name
     /// only from the holder that it finds, and returns `None` if the name went to another holder in the meantime. On
     /// Redis and in memory the name goes from one holder to the other in one step. On a quorum and on ZooKeeper it is
-    /// released by force and then acquired, and a waiter can come between.
+    /// released by force and then acquired, and a waiter can come between. A name that [`min_hold`](Lock::min_hold) or
+    /// [`lock_delay`](Lock::lock_delay) keeps closed has no holder: then it returns `None`.
     ///
     /// **The old holder can still be at work when this returns.** If it belongs to this manager, its token fires before
     /// the request leaves. Otherwise it learns of the steal a round trip later, through the

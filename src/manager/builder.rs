@@ -193,7 +193,8 @@ impl Builder {
     /// Only [`lock`](crate::LeaseManager::lock) lingers. Fair locks do not, because their order is that of all processes. Read-write
     /// locks and semaphores do not, because one release lets many others in. Sets, elections, and jobs that run once
     /// do not, nor a hold whose [guard](crate::Lease::guard) is used, that another process [wants](crate::Lock::steal_after), or before the end of
-    /// its [`min_hold`](crate::Lock::min_hold). Redis and memory support it; a quorum and ZooKeeper do not.
+    /// its [`min_hold`](crate::Lock::min_hold). Redis and memory support it; a quorum and ZooKeeper do not. It needs
+    /// [`max_local_handoffs`](Self::max_local_handoffs) above 0.
     ///
     /// ```
     /// use leasehold::LeaseManager;

@@ -238,6 +238,23 @@ async fn loss_ends_all_leases_of_the_readers_at_once() {
     }
 }
 
+/// The time of a writer counts for what it becomes. A reader that comes, or has waited, has its own.
+#[tokio::test(start_paused = true)]
+async fn time_of_a_writer_that_became_a_reader_ends_no_other() {
+    let max = T / 2;
+    let setup = Setup::with(LeaseManager::builder().max_hold(max));
+    let edit = lock(&setup.leases).write().await.unwrap();
+    let leases = setup.leases.clone();
+    let waiting = tokio::spawn(async move { reads(&leases).await });
+    sleep(max - MOMENT).await;
+    let page = edit.downgrade().await.unwrap();
+    let waited = waiting.await.unwrap();
+    let beside = reads(&setup.leases).await;
+    let (rest, own) = tokio::join!(timed(page.lost()), timed(beside.lost()));
+    assert_eq!((rest, own), ((MOMENT, Loss::MaxHold), (max, Loss::MaxHold)));
+    assert_eq!(lost(waited.unlock().await), Loss::MaxHold);
+}
+
 #[tokio::test(start_paused = true)]
 async fn readers_forced_open_are_joined_no_more() {
     let setup = Setup::new();

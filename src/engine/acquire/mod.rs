@@ -429,10 +429,10 @@ impl<'core> AcquireLoop<'_, 'core> {
             }
             core.life.check()?;
             // Silence counts from the first unanswered request, including those of earlier turns,
-            // but not during pauses.
+            // but not during pauses, nor from before this call.
             let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
-            let since = unanswered.since(since);
-            let until = since.max(self.start) + self.silence_limit();
+            let since = unanswered.since(since.max(self.start));
+            let until = since + self.silence_limit();
             attempt.send(self.request(attempt.holder()), self.set, now);
             self.note_ask(&turn, &hints, now + UNANSWERED.min(core.timing.attempt));
             let Some(verdict) = self.answer(&turn, pin!(attempt.land()), now, until).await else {

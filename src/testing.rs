@@ -52,10 +52,12 @@ mod call;
 pub mod conformance;
 mod faulty;
 mod rule;
+mod world;
 
 pub use call::Call;
 pub use faulty::{Faults, FaultyStore};
 pub use rule::{Fault, Rule};
+pub use world::{Breach, Failure, Seeds, Strike, Work, World};
 
 use crate::engine::revoke;
 use crate::error::{Loss, Result};

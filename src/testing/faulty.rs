@@ -102,6 +102,28 @@ impl Faults {
         self.add(Rule::new(Fault::unavailable()).until(self.0.clock.now() + length));
     }
 
+    /// Begins a silence: no call is answered until [`heal`](Faults::heal), as [`Fault::Hang`] says.
+    ///
+    /// ```
+    /// use leasehold::store::MemoryStore;
+    /// use leasehold::testing::FaultyStore;
+    /// use leasehold::{LeaseManager, Loss};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// let (store, faults) = FaultyStore::new(MemoryStore::new());
+    /// let leases = LeaseManager::builder().build(store)?;
+    /// let lease = leases.lock("a").lock().await?;
+    ///
+    /// faults.silence();
+    /// assert_eq!(lease.lost().await, Loss::Expired);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn silence(&self) {
+        self.add(Rule::new(Fault::Hang));
+    }
+
     /// Removes all rules, and resumes the operations that hang or hold their reply.
     pub fn heal(&self) {
         self.rules().clear();

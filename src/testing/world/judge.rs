@@ -176,7 +176,7 @@ impl Judge {
 
     /// Ends the run. The first verdict counts.
     pub(super) fn fail(&mut self, now: Duration, breach: Breach, text: String) {
-        self.add_line(now, Who::Judge, text.clone());
+        self.add_line(now, Who::Judge, format!("the rule is broken: {breach}"));
         self.verdict.get_or_insert(Verdict { breach, text });
     }
 

@@ -7,6 +7,8 @@ mod process;
 mod seeds;
 mod storm;
 mod story;
+#[cfg(test)]
+mod tests;
 
 pub use judge::Breach;
 pub use seeds::{Failure, Seeds};
@@ -360,19 +362,17 @@ impl World {
         self.0.store.restart();
     }
 
-    /// Makes the store forget the grants of the last `within`, as a failover to a replica that lags behind does.
-    pub fn forget_last_grants(&self, within: Duration) {
+    /// Makes the store forget the grants of the last `within`, as a failover to a replica that lags behind does. Returns the
+    /// number of names that it forgets.
+    pub fn forget_last_grants(&self, within: Duration) -> usize {
         let young = |process: &Process| process.names_granted_within(within);
         let names: BTreeSet<Name> = self.0.processes.iter().flat_map(young).collect();
-        let listed: Vec<&str> = names.iter().map(Name::as_str).collect();
-        self.fault(format!(
-            "fails over, and the store forgets the grants of the last {}: {listed:?}",
-            Seconds(within)
-        ));
-        for name in names {
+        for name in &names {
+            self.fault(format!("fails over, and the store forgets {:?}", name.as_str()));
             self.judge(|judge, now| judge.forgets(now, Some(name.as_str())));
             self.0.store.delete(name.as_str());
         }
+        names.len()
     }
 
     /// Ends all leases of a name with this cause at once, in all managers, as [`testing::lose`](crate::testing::lose) does. Returns
@@ -579,7 +579,7 @@ impl World {
             Act::Expire { name } => drop(self.expire(&name)),
             Act::Steal { name } => drop(self.steal(&name)),
             Act::Flush => self.flush(),
-            Act::ForgetLastGrants { within } => self.forget_last_grants(within),
+            Act::ForgetLastGrants { within } => drop(self.forget_last_grants(within)),
         }
     }
 

@@ -139,7 +139,7 @@ impl Seeds {
     }
 
     /// Runs one seed from its beginning to its end.
-    fn play<T>(&self, seed: u64, test: &impl Fn(World) -> T) -> Played
+    pub(super) fn play<T>(&self, seed: u64, test: &impl Fn(World) -> T) -> Played
     where
         T: Future<Output = Result<()>>,
     {

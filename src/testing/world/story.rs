@@ -71,6 +71,12 @@ impl Story {
         self.0.is_empty()
     }
 
+    /// Returns all lines, not the last ones alone.
+    #[cfg(test)]
+    pub(super) fn all_lines(&self) -> String {
+        self.0.iter().map(|line| format!("{line}\n")).collect()
+    }
+
     /// Returns the first line that differs in another story, with that of the other.
     pub(super) fn first_difference(&self, other: &Self) -> Option<String> {
         let longest = self.0.len().max(other.0.len());

@@ -4,36 +4,30 @@ use crate::util::sync::Mutex;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Poll, Waker};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 /// What all tasks of one process pass at each poll.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     state: Mutex<State>,
-    /// The number of times that it was closed, and whether it is closed now.
-    changes: watch::Sender<Freezes>,
+    /// Notifies of the end of the last freeze.
+    thawed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// The number of freezes that have not ended.
     frozen: u32,
+    /// The number of freezes so far.
+    count: u64,
     wakers: Vec<Waker>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Freezes {
-    /// The number so far.
-    pub(super) count: u64,
-    pub(super) is_frozen: bool,
 }
 
 impl Gate {
     pub(super) fn freeze(&self) {
-        self.state.lock().frozen += 1;
-        self.changes.send_modify(|freezes| {
-            *freezes = Freezes { count: freezes.count + 1, is_frozen: true };
-        });
+        let mut state = self.state.lock();
+        state.frozen += 1;
+        state.count += 1;
     }
 
     /// Ends one freeze. The tasks are polled again after the last one.
@@ -45,18 +39,28 @@ impl Gate {
         }
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
-        self.changes.send_modify(|freezes| freezes.is_frozen = false);
+        self.thawed.notify_waiters();
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    pub(super) fn freezes(&self) -> Freezes {
-        *self.changes.borrow()
+    pub(super) fn is_frozen(&self) -> bool {
+        self.state.lock().frozen > 0
+    }
+
+    /// Returns the number of freezes so far.
+    pub(super) fn freezes(&self) -> u64 {
+        self.state.lock().count
     }
 
     /// Waits until the process runs.
     pub(super) async fn until_it_runs(&self) {
-        // The sender lives as long as `self`.
-        let _ = self.changes.subscribe().wait_for(|freezes| !freezes.is_frozen).await;
+        loop {
+            let thawed = self.thawed.notified();
+            if !self.is_frozen() {
+                return;
+            }
+            thawed.await;
+        }
     }
 
     /// Runs a task of the process.

@@ -383,7 +383,9 @@ mod tests {
             |judge| judge.forgets(at(1), Some("n")),
             |judge| judge.forgets(at(1), None),
             |judge| judge.set_frozen(0, true),
-            |judge| drop(judge.ended(at(2), &token(1), End::Lost(Loss::Revoked))),
+            |judge| {
+                judge.ended(at(2), &token(1), End::Lost(Loss::Revoked));
+            },
         ];
         for fault in faults {
             let mut judge = Judge::default();

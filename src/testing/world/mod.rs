@@ -518,10 +518,13 @@ impl World {
         let grace = process.grace();
         let mut left = grace.saturating_sub(self.now().saturating_sub(lost.at));
         loop {
+            if process.gate.is_frozen() {
+                process.gate.until_it_runs().await;
+                left = grace;
+            }
             let before = process.gate.freezes();
-            process.gate.until_it_runs().await;
             sleep(left + INSTANT).await;
-            if !before.is_frozen && process.gate.freezes() == before {
+            if process.gate.freezes() == before {
                 break;
             }
             left = grace;

@@ -79,7 +79,7 @@ impl Process {
     pub(super) fn thaw(&self) -> bool {
         self.change(|link| link.frozen = link.frozen.saturating_sub(1));
         self.gate.thaw();
-        !self.gate.freezes().is_frozen
+        !self.gate.is_frozen()
     }
 
     /// Changes the way to the store, and the rules of its faults with it.

@@ -559,7 +559,7 @@ impl World {
                 self.holds().iter().map(|hold| hold.name.as_str().to_owned()).collect();
             let names: Vec<String> = names.into_iter().collect();
             if let Some(act) = storm.next(self.managers(), &names) {
-                self.strike(act);
+                self.apply(act);
             }
         }
         for manager in 0..self.managers() {
@@ -568,7 +568,7 @@ impl World {
         self.fault("ends: from here on nothing goes wrong".to_owned());
     }
 
-    fn strike(&self, act: Act) {
+    fn apply(&self, act: Act) {
         match act {
             Act::Freeze { manager, time } => self.freeze(manager, time),
             Act::Cut { manager, time } => {

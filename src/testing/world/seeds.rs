@@ -79,7 +79,7 @@ impl Seeds {
 
     /// Sets the faults that a seed may choose; all of them by default. Each seed chooses some of these, and strikes with them
     /// for ten TTLs. After that all is healed, so that the code under test can come to its end.
-    pub fn strikes(self, strikes: impl IntoIterator<Item = Strike>) -> Self {
+    pub fn only(self, strikes: impl IntoIterator<Item = Strike>) -> Self {
         Self { strikes: strikes.into_iter().collect(), ..self }
     }
 
@@ -122,7 +122,7 @@ impl Seeds {
         for seed in &self.seeds {
             let Played { verdict, story } = self.play(*seed, &test);
             if self.prints {
-                println!("seed {seed}:\n{story}");
+                println!("seed {seed}:\n{}", story.all_lines());
             }
             let Some(verdict) = verdict else { continue };
             let again = self.play(*seed, &test).story;

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// use leasehold::testing::{Strike, World};
 ///
 /// // Losses by the network alone: the store forgets nothing.
-/// let network = World::seeds(0..20).strikes([Strike::Cut, Strike::Freeze, Strike::Delay]);
+/// let network = World::seeds(0..20).only([Strike::Cut, Strike::Freeze, Strike::Delay]);
 /// # let _ = network;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -72,7 +72,6 @@ impl Story {
     }
 
     /// Returns all lines, not the last ones alone.
-    #[cfg(test)]
     pub(super) fn all_lines(&self) -> String {
         self.0.iter().map(|line| format!("{line}\n")).collect()
     }

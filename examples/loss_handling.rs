@@ -4,8 +4,8 @@
 //! cargo run --example loss_handling
 //! ```
 //!
-//! Each seed is a world of three processes on one store, in virtual time, in which networks are cut, processes freeze and the store
-//! forgets. All three forms of the service work while nothing goes wrong:
+//! Each seed is a world of three processes on one store, in virtual time, in which networks are cut, processes freeze and the
+//! store forgets. All three forms of the service work while nothing goes wrong:
 //!
 //! 1. The hasty one locks, and works. It goes on when its lease is lost.
 //! 2. The careful one works in `lease.run`, which stops it. But its ledger accepts each write, also a late one.

@@ -74,24 +74,24 @@ const INSTANT: Duration = Duration::from_millis(1);
 ///
 /// # Time
 ///
-/// A world runs on a runtime of its own, with one thread and tokio's paused clock: while all tasks wait, the clock moves on to the
-/// next timer, so hours pass in milliseconds. The same seed makes the same story each time, as long as the code under test
+/// A world runs on a runtime of its own, with one thread and tokio's paused clock: while all tasks wait, the clock moves on to
+/// the next timer, so hours pass in milliseconds. The same seed makes the same story each time, as long as the code under test
 /// does nothing that its seed does not decide. So it must not use
 ///
 /// - threads, `spawn_blocking`, other runtimes, sockets or files: virtual time does not wait for them. A socket of tokio
 ///   panics here;
 /// - the wall clock, `std::time::Instant` or random numbers;
-/// - the order of a `HashMap`, and `select!` without `biased;` where two branches can be ready at once: tokio then draws one
-///   by chance.
+/// - the order of a `HashMap`, `select!` without `biased;` where two branches can be ready at once, and a `tokio::sync::watch`
+///   with several receivers: tokio draws which branch runs, and which receiver is woken first.
 ///
 /// When a seed fails, it runs a second time, and the [`Failure`] says if that was another story. Make all that the code under
 /// test changes inside of the closure, so that each run begins with nothing.
 ///
 /// # What a fault strikes
 ///
-/// All requests of a manager and all tasks of its process, which are those of
-/// [`in_each_process`](World::in_each_process) and of [`spawn`](World::spawn). Tasks that these spawn by `tokio::spawn` are not known to
-/// the world: they go on while the process is frozen. The watchdog of a frozen manager goes on too, so a token may have
+/// A fault of a process strikes all requests of its manager, and all its tasks: those of
+/// [`in_each_process`](World::in_each_process) and of [`spawn`](World::spawn). Tasks that these spawn by `tokio::spawn` are not
+/// known to the world: they go on while the process is frozen. The watchdog of a frozen manager goes on too, so a token may have
 /// fired before the process runs again; [`check`](crate::Lease::check) and [`run`](crate::Lease::run) go by the clock, and
 /// make no difference.
 #[derive(Clone)]
@@ -331,8 +331,8 @@ impl World {
         self.0.store.delete(name)
     }
 
-    /// Takes an exclusive lock from its holder, as [`Lock::steal`](crate::Lock::steal) does, and releases it at once, so that the next
-    /// waiter has it. Returns whether a manager held it.
+    /// Takes an exclusive lock from its holder, as [`Lock::steal`](crate::Lock::steal) does, and releases it at once, so that
+    /// the next waiter has it. Returns whether a manager held it.
     ///
     /// The holder learns of it as [`Loss::Stolen`](crate::Loss::Stolen).
     pub fn steal(&self, name: &str) -> bool {

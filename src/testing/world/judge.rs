@@ -113,6 +113,7 @@ pub(super) struct Lease {
     pub(super) manager: usize,
     /// Whether it is shared with other readers.
     pub(super) reads: bool,
+    /// When the store granted it. A hold that was handed off has the time of the first one.
     pub(super) began: Duration,
     ended: Option<Ended>,
 }
@@ -198,6 +199,10 @@ impl Judge {
 
     pub(super) fn granted(&mut self, token: Token, lease: Lease) {
         self.leases.entry(token).or_insert(lease);
+    }
+
+    pub(super) fn began(&self, token: &Token) -> Option<Duration> {
+        self.leases.get(token).map(|lease| lease.began)
     }
 
     /// Records the end of a lease, and returns the time of it: that of the first report.

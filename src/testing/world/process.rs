@@ -123,7 +123,7 @@ impl Process {
         let holds = core.queue.holds_of(&name);
         let hold = holds.into_iter().find(|hold| hold.fence == Some(token.fence))?;
         hold.in_use(core)?;
-        let age = hold.held(core.now());
+        let age = core.now().saturating_duration_since(hold.chain_began());
         Some(Held { manager, core: Arc::clone(core), hold, age })
     }
 
@@ -140,7 +140,7 @@ pub(super) struct Held {
     pub(super) manager: usize,
     core: Arc<Core>,
     pub(super) hold: Arc<Hold>,
-    /// The time since it began.
+    /// The time since the store granted it; hand-offs keep that.
     pub(super) age: Duration,
 }
 
@@ -166,6 +166,7 @@ pub(super) async fn record(world: World, manager: usize) {
         let reads = event.mode() == Some(Mode::Read);
         let id = event.holder().map(|holder| Id { name: name.clone(), holder: holder.number() });
         let token = |fence: u64| Token { name: name.clone(), fence };
+        // That of the hold before, if this one was handed off: the store has granted both at once.
         let known = id.as_ref().and_then(|id| fences.get(id).copied()).map(token);
         let ends = |how: End| {
             if let Some(token) = &known {
@@ -178,8 +179,11 @@ pub(super) async fn record(world: World, manager: usize) {
         let named = with_token(known.as_ref().map(|token| token.fence));
         let begins = |fence: Option<u64>| {
             if let Some(fence) = fence {
-                let lease = |now| Lease::new(manager, reads, now);
-                world.judge(|judge, now| judge.granted(token(fence), lease(now)));
+                let lease = |began| Lease::new(manager, reads, began);
+                world.judge(|judge, now| {
+                    let began = known.as_ref().and_then(|token| judge.began(token));
+                    judge.granted(token(fence), lease(began.unwrap_or(now)));
+                });
             }
         };
         let what = match event.kind() {

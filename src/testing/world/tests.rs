@@ -334,6 +334,26 @@ fn overlap_after_a_fault_is_no_breach() {
     });
 }
 
+/// The hold that is handed off was granted before the store forgot it.
+#[test]
+fn overlap_with_a_hold_that_was_handed_off_is_no_breach() {
+    by_hand(|world| async move {
+        let here = world.manager(0);
+        let lease = here.lock("n").lock().await?;
+        let next = world.spawn(0, async move { here.lock("n").lock().await });
+        sleep(SECOND / 10).await;
+        world.flush();
+        sleep(SECOND / 10).await;
+        drop(lease);
+        let next = next.await.expect("no panic")?;
+        let _work = world.enter("n", next.fence());
+        let other = world.manager(1).lock("n").lock().await?;
+        let _more = world.enter("n", other.fence());
+        sleep(SECOND).await;
+        Ok(())
+    });
+}
+
 #[test]
 fn panics_errors_and_hangs_end_the_world() {
     let in_test = breach_of(|_| async { panic!("in the test") });

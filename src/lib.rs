@@ -119,7 +119,7 @@
 //! # Test
 //!
 //! [`LeaseManager::in_memory`] runs the same engine without a server, also with paused time. With the feature `testing`,
-//! [`FaultyStore`](testing::FaultyStore) fails on request. [`guide::testing`] shows how to cause each loss and each error.
+//! [`World`](testing::World) runs your handler under seeds of faults, and [`FaultyStore`](testing::FaultyStore) fails on request. [`guide::testing`] shows how to cause each loss and each error.
 //!
 //! # Guide
 //!
@@ -176,7 +176,7 @@
 //! - `zookeeper`: the ZooKeeper store.
 //! - `metrics`: [`Metrics`], an observer for the crate `metrics`.
 //! - `tower`: layers for axum, tonic, hyper and tower, in [`tower`].
-//! - `testing`: for your tests: a store that fails on request, and a conformance suite for stores.
+//! - `testing`: for your tests: worlds with faults, a store that fails on request, and a conformance suite for stores.
 
 // On docs.rs, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,10 +1,12 @@
-//! Tools for tests: a store that fails on request, losses on request, and a conformance suite for stores.
+//! Tools for tests: worlds with faults, losses on request, a store that fails on request, and a conformance suite for stores.
 //!
 //! They need the feature `testing`, which is meant for `[dev-dependencies]`. [`guide::testing`](crate::guide::testing) shows
 //! how to cause each loss and each error.
 //!
 //! For services:
 //!
+//! - [`World`] runs your code in several processes of a simulated world, with faults by hand or by seed, and judges what it does
+//!   after a loss.
 //! - [`lose`] ends the leases of a name with the cause that you choose.
 //! - [`FaultyStore`] wraps a store. It hangs, fails, delays or loses calls by the rules of its [`Faults`], so that you can
 //!   test your service against real failures.
@@ -52,10 +54,12 @@ mod call;
 pub mod conformance;
 mod faulty;
 mod rule;
+mod world;
 
 pub use call::Call;
 pub use faulty::{Faults, FaultyStore};
 pub use rule::{Fault, Rule};
+pub use world::{Breach, Failure, Seeds, Strike, Work, World};
 
 use crate::engine::revoke;
 use crate::error::{Loss, Result};

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 /// Wraps a store and breaks its operations by the rules of its [`Faults`].
@@ -64,8 +64,8 @@ struct Control {
     /// The clock of the store.
     clock: Clock,
     rules: Mutex<Vec<Rule>>,
-    /// The number of heals. A task that waits for the next heal waits for a change.
-    healed: watch::Sender<u64>,
+    /// Notifies of a heal, all that wait in their order: a `watch` would wake them in an order that it draws.
+    healed: Arc<Notify>,
     reconnects: Signal,
     calls: watch::Sender<[usize; Call::ALL.len()]>,
 }
@@ -102,10 +102,32 @@ impl Faults {
         self.add(Rule::new(Fault::unavailable()).until(self.0.clock.now() + length));
     }
 
+    /// Begins a silence: no call is answered until [`heal`](Faults::heal), as [`Fault::Hang`] says.
+    ///
+    /// ```
+    /// use leasehold::store::MemoryStore;
+    /// use leasehold::testing::FaultyStore;
+    /// use leasehold::{LeaseManager, Loss};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// let (store, faults) = FaultyStore::new(MemoryStore::new());
+    /// let leases = LeaseManager::builder().build(store)?;
+    /// let lease = leases.lock("a").lock().await?;
+    ///
+    /// faults.silence();
+    /// assert_eq!(lease.lost().await, Loss::Expired);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn silence(&self) {
+        self.add(Rule::new(Fault::Hang));
+    }
+
     /// Removes all rules, and resumes the operations that hang or hold their reply.
     pub fn heal(&self) {
         self.rules().clear();
-        self.0.healed.send_modify(|times| *times += 1);
+        self.0.healed.notify_waiters();
     }
 
     /// Signals a reconnect, as [`Store::reconnects`] does.
@@ -144,13 +166,7 @@ impl Faults {
 
     /// Waits for a heal after this call, not after the first poll.
     fn healed(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut healed = self.0.healed.subscribe();
-        async move {
-            // The control is gone, so no heal can come.
-            if healed.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
+        Arc::clone(&self.0.healed).notified_owned()
     }
 }
 
@@ -167,7 +183,7 @@ impl<S: Store + ?Sized> FaultyStore<S> {
         let faults = Faults(Arc::new(Control {
             clock: store.clock(),
             rules: Mutex::default(),
-            healed: watch::Sender::default(),
+            healed: Arc::default(),
             reconnects: store.reconnects().unwrap_or_default(),
             calls: watch::Sender::default(),
         }));

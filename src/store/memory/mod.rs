@@ -111,6 +111,12 @@ impl MemoryStore {
         Self { clock, state: Arc::new(Mutex::new(state)) }
     }
 
+    /// Creates an empty store whose fencing tokens begin at zero, so that a test can be repeated.
+    #[cfg(feature = "testing")]
+    pub(crate) fn at_origin() -> Self {
+        Self { clock: Clock::tokio(), state: Arc::default() }
+    }
+
     /// Deletes what is under `name`, as an operator's `DEL` would, and wakes no waiter. Returns whether there was a hold.
     ///
     /// For tests of what happens when a lease is lost.

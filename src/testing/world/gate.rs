@@ -1,0 +1,82 @@
+//! Stops the tasks of a process: none of them is polled while it is frozen.
+
+use crate::util::sync::Mutex;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::{Poll, Waker};
+use tokio::sync::Notify;
+
+/// What all tasks of one process pass at each poll.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    state: Mutex<State>,
+    /// Notifies of the end of the last freeze.
+    thawed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of freezes that have not ended.
+    frozen: u32,
+    /// The number of freezes so far.
+    count: u64,
+    wakers: Vec<Waker>,
+}
+
+impl Gate {
+    pub(super) fn freeze(&self) {
+        let mut state = self.state.lock();
+        state.frozen += 1;
+        state.count += 1;
+    }
+
+    /// Ends one freeze. The tasks are polled again after the last one.
+    pub(super) fn thaw(&self) {
+        let mut state = self.state.lock();
+        state.frozen = state.frozen.saturating_sub(1);
+        if state.frozen > 0 {
+            return;
+        }
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        self.thawed.notify_waiters();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub(super) fn is_frozen(&self) -> bool {
+        self.state.lock().frozen > 0
+    }
+
+    /// Returns the number of freezes so far.
+    pub(super) fn freezes(&self) -> u64 {
+        self.state.lock().count
+    }
+
+    /// Waits until the process runs.
+    pub(super) async fn until_it_runs(&self) {
+        loop {
+            let thawed = self.thawed.notified();
+            if !self.is_frozen() {
+                return;
+            }
+            thawed.await;
+        }
+    }
+
+    /// Runs a task of the process.
+    pub(super) async fn run<F: Future>(&self, task: F) -> F::Output {
+        let mut task = pin!(task);
+        poll_fn(|cx| {
+            let mut state = self.state.lock();
+            if state.frozen > 0 {
+                if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                    state.wakers.push(cx.waker().clone());
+                }
+                return Poll::Pending;
+            }
+            drop(state);
+            task.as_mut().poll(cx)
+        })
+        .await
+    }
+}

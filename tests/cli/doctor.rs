@@ -281,7 +281,7 @@ fn server_without_memory_is_a_failure_of_its_limits() {
 }
 
 #[test]
-fn rights_that_no_lock_uses_are_asked_for() {
+fn permissions_that_no_lock_uses_are_asked_for() {
     let server = Server::start_with(&DURABLE);
     let words = permissions::of_one_server();
     let report = |user: &str, more: &[&str]| {

@@ -30,6 +30,7 @@ impl Outage {
         Self { limit, fails_fast: false, is_said: false }
     }
 
+    #[cfg(target_os = "linux")]
     pub(crate) fn fails_fast(mut self, fails_fast: bool) -> Self {
         self.fails_fast = fails_fast;
         self

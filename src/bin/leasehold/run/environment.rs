@@ -109,10 +109,13 @@ pub(super) fn set(command: &mut Command, scope: Scope, entries: &[Entry], slot: 
     let fence = |entry: &Entry| entry.fence.map(|fence| fence.to_string()).unwrap_or_default();
     let list =
         |part: &dyn Fn(&Entry) -> String| entries.iter().map(part).collect::<Vec<_>>().join(",");
-    command.env("LEASEHOLD_NAME", match entries {
-        [only] => only.name.clone(),
-        _ => list(&|entry| escaped(&entry.name)),
-    });
+    command.env(
+        "LEASEHOLD_NAME",
+        match entries {
+            [only] => only.name.clone(),
+            _ => list(&|entry| escaped(&entry.name)),
+        },
+    );
     command.env("LEASEHOLD_FENCE", list(&fence));
     command.env("LEASEHOLD_HOLDER", list(&|entry| entry.token.clone()));
     match slot {

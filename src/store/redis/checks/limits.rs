@@ -37,7 +37,8 @@ pub(super) fn judge_limits(name: &str, limits: &Limits<'_>, ttl: Duration) -> Ve
     if let [Some(used), Some(most @ 1..)] = memory {
         let percent = u128::from(used) * 100 / u128::from(most);
         seen.push(format!("{percent} % of its maxmemory"));
-        let refuses = limits.info.and_then(|info| field(info, "maxmemory_policy")) == Some("noeviction");
+        let refuses =
+            limits.info.and_then(|info| field(info, "maxmemory_policy")) == Some("noeviction");
         if percent > 90 && refuses {
             found.push(find(
                 Verdict::Warning,

@@ -1,7 +1,7 @@
 //! Tries out what locks do, as a manager would that connects to the same servers.
 
+use super::dry_run;
 use super::permissions::{self, Tried, missing_rule, probe_names};
-use super::rights;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::finding::{Check, Finding, Verdict};
@@ -20,7 +20,7 @@ const TRIES: u32 = 3;
 
 /// Connects, tries the permissions out, and waits for a wake-up. `name`: what findings call the server or the servers.
 pub(super) async fn try_out(address: &Address, name: &str) -> Vec<Finding> {
-    let rights = rights::try_out(address).await;
+    let asked = dry_run::try_out(address).await;
     let address = address.clone().without_preflight();
     let prefix = address.prefix.clone();
     let attempt = address.attempt;
@@ -32,7 +32,7 @@ pub(super) async fn try_out(address: &Address, name: &str) -> Vec<Finding> {
     };
     let tried = timeout(LONGEST, permissions::check(&store)).await;
     let mut findings = vec![match tried.unwrap_or_else(|_| Err(Error::silent())) {
-        Ok(Tried::All) => rights::judge(name, &prefix, rights),
+        Ok(Tried::All) => dry_run::judge(name, &prefix, asked),
         Ok(Tried::KeyOutOfReach(_)) => {
             let rule = missing_rule("NOPERM No permissions to access a key", &prefix);
             let advice = format!(

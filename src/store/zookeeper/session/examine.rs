@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn disk_is_judged_by_the_waits_for_it() {
-        let judged = |answer| judge_disk("zk", answer, SESSION);
+        let judged = |answer: Option<&str>| judge_disk("zk", answer, SESSION);
         assert!(judged(None).is_fine());
         let refused = judged(Some("mntr is not executed because it is not in the whitelist.\n"));
         assert!(refused.is_fine() && refused.message().contains("not tried: mntr"), "{refused}");

@@ -27,7 +27,8 @@ const REMEMBERED: usize = 100_000;
 ///   missing. On a quorum such a name is returned if a majority has it.
 /// - A name that is held for a part of that time only may be returned. So may one whose hold has ended or expired a moment
 ///   ago, and, on a quorum, one that only a minority still has. Ask by [`inspect`](crate::LeaseManager::inspect).
-/// - Each name is returned once, as long as there are not more than 100 000. Beyond these it can be returned again.
+/// - Each name is returned once, as long as there are not more than 100 000. Beyond these it can be returned again. One that is
+///   a lock and a semaphore at once is returned as one of them; [`holders`](crate::LeaseManager::holders) shows those of the lock.
 /// - Their order has no meaning.
 ///
 /// # How names are found

@@ -2,6 +2,7 @@
 
 mod codes;
 mod environment;
+mod outage;
 mod terminal;
 mod tree;
 mod waiting;

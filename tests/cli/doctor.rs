@@ -2,7 +2,7 @@
 
 use kit::step_clock::StepClock;
 use kit::zookeeper::ZooKeeper;
-use kit::{Cluster, Sentinels, Server, permissions};
+use kit::{Cluster, Mode, Proxy, Sentinels, Server, permissions};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -240,6 +240,72 @@ fn store_to_which_no_manager_connects_is_diagnosed() {
     assert_eq!(report.exit, Some(125), "{report:#?}");
 }
 
+/// It answers each question, so it is examined to the end, and its times are judged by fewer requests.
+#[test]
+fn slow_server_is_judged_by_fewer_requests() {
+    let server = Server::start_with(&DURABLE);
+    let proxy = Proxy::start(server.port());
+    proxy.set(Mode::Delay(Duration::from_millis(200)));
+    let report = Report::json(&proxy.url(), &[]);
+    report.has("fine", &["round-trip", "for the slowest of 1"]);
+    report.has("not-checked", &["clock", "too slowly"]);
+    report.has("fine", &["reachable", "answers"]);
+    assert_eq!(report.exit, Some(1), "{report:#?}");
+}
+
+#[test]
+fn primary_that_is_demoted_meanwhile_is_a_failure() {
+    let other = Server::start();
+    let server = Server::start_with(&DURABLE);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_secs(8));
+            server.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+        });
+        let report = Report::json(&server.url(), &[]);
+        report.has("failure", &["role", "while it was examined"]);
+        report.has("fine", &["role", "is a primary"]);
+        assert_eq!(report.exit, Some(2), "{report:#?}");
+    });
+}
+
+#[test]
+fn server_without_memory_is_a_failure_of_its_limits() {
+    let server = Server::start();
+    server.command(&["CONFIG", "SET", "maxmemory", "100kb"]);
+    let report = Report::json(&server.url(), &[]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["limits", "out of memory"]);
+    report.has("warning", &["limits", "raise maxmemory"]);
+    assert_eq!(report.with("failure").len(), 1, "once: {report:#?}");
+}
+
+#[test]
+fn permissions_that_no_lock_uses_are_asked_for() {
+    let server = Server::start_with(&DURABLE);
+    let words = permissions::of_one_server();
+    let report = |user: &str, more: &[&str]| {
+        let name = ["ACL", "SETUSER", user, "on", ">hunter2"];
+        let words = [&name[..], &words, &["+acl|whoami", "+acl|dryrun"], more].concat();
+        assert_eq!(server.command(&words).error(), None);
+        let url = server.url_as(user, "hunter2", 0);
+        thread::spawn(move || Report::json(&url, &["--prefix", "app:"]))
+    };
+    let full = report("full", &[]);
+    let silent = report("silent", &["-unsubscribe"]);
+    let deaf = report("deaf", &["resetchannels", "&redisson_lock__channel:{app:*"]);
+    let keys = ["resetkeys", "~app:*", "~redisson_lock_token:{app:*"];
+    let blind = report("blind", &keys);
+    let [full, silent, deaf, blind] =
+        [full, silent, deaf, blind].map(|report| report.join().expect("a report"));
+    full.has("fine", &["permissions", "hear of forced releases"]);
+    silent.has("warning", &["permissions", "grant +unsubscribe"]);
+    deaf.has("warning", &["permissions", "grant &leasehold_inbox:app:*"]);
+    blind.has("warning", &["permissions", "grant ~leasehold_note:{app:*"]);
+    // What is tried after the permissions is tried all the same.
+    blind.has("fine", &["wake-ups"]);
+}
+
 /// It is there, and says nothing.
 #[test]
 fn silent_server_is_a_failure_in_time() {
@@ -400,6 +466,21 @@ fn key_that_a_cluster_refuses_ends_no_examination() {
     report.has("fine", &["clock", &node.port().to_string()]);
 }
 
+/// It is the first server of the URL.
+#[test]
+fn dead_primary_does_not_hide_the_other_servers() {
+    let cluster = Cluster::start_durable();
+    let [dead, other] = [0, 1].map(|node| cluster.nodes[node].port().to_string());
+    cluster.nodes[0].kill();
+    let start = Instant::now();
+    let report = Report::json(&cluster.url(), &[]);
+    assert_eq!(report.exit, Some(2), "{report:#?}");
+    report.has("failure", &["reachable", &dead, "refused"]);
+    report.has("fine", &["reachable", &other]);
+    report.has("fine", &["clock", &other]);
+    assert!(start.elapsed() < Duration::from_secs(90), "{:?}", start.elapsed());
+}
+
 #[test]
 fn sentinels_and_the_servers_behind_them_are_examined() {
     let fleet = Sentinels::start("");
@@ -419,6 +500,8 @@ fn servers_of_zookeeper_are_examined() {
     report.has("fine", &["version", "is ZooKeeper 3."]);
     report.has("fine", &["role", "standalone"]);
     report.has("fine", &["session", "30s"]);
+    // The servers of the tests run so.
+    report.has("warning", &["persistence", "forceSync=no"]);
     report.has("fine", &["permissions all"]);
     report.has("warning", &["fleet all", "one server"]);
     let report = Report::json(&server.url(), &["--ttl", "2h"]);

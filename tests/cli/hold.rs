@@ -92,6 +92,29 @@ async fn readers_hold_a_name_together_and_a_writer_alone() {
     assert_eq!(writer.wait().expect("ended").code(), Some(0));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn hold_has_permits_slots_and_a_code_of_its_own() {
+    let server = Server::start();
+    for option in ["--permit=2", "--slot=2"] {
+        let name = &format!("a{option}");
+        let (mut one, _one, first) = holds(&server, &[name, option]);
+        let (mut other, _other, second) = holds(&server, &[name, option]);
+        let arguments = ["hold", name, option, "-n", "-E", "7"];
+        let third = leasehold(&server).args(arguments).output().expect("ended");
+        assert_eq!(third.status.code(), Some(7), "{third:?}");
+        let mut slots = [&first, &second].map(|line| line["slot"].as_u64());
+        slots.sort();
+        let expected = if option == "--slot=2" { [Some(0), Some(1)] } else { [None, None] };
+        assert_eq!(slots, expected, "{first} {second}");
+        for child in [&mut one, &mut other] {
+            drop(child.stdin.take());
+            assert_eq!(child.wait().expect("ended").code(), Some(0));
+        }
+    }
+    let both = leasehold(&server).args(["hold", "a", "--slot=2", "--fair"]).output();
+    assert_eq!(both.expect("ended").status.code(), Some(125));
+}
+
 #[cfg(unix)]
 #[tokio::test(flavor = "multi_thread")]
 async fn signal_while_hold_waits_leaves_no_arrival_in_a_line() {
@@ -190,6 +213,18 @@ fn completions_and_manual_pages_are_printed() {
     }
     assert!(text(&["man"]).contains(".TH leasehold 1"));
     assert!(text(&["man", "hold"]).contains("standard input"));
+    let synopsis = |command: &str| {
+        let page = text(&["man", command]);
+        page.split_once(".SH SYNOPSIS\n").expect("a synopsis").1.lines().next().map(str::to_owned)
+    };
+    let run = r"leasehold run [OPTIONS] <NAME>... \-\- <COMMAND>...";
+    assert_eq!(synopsis("run").as_deref(), Some(run));
+    assert_eq!(synopsis("hold").as_deref(), Some("leasehold hold [OPTIONS] <NAME>"));
+    assert!(text(&["man", "run"]).contains(".SH DESCRIPTION"));
+    // A file, and a program with its arguments.
+    let zsh = text(&["completions", "zsh"]);
+    assert!(zsh.contains(":FILE:_files'") && zsh.contains("_cmdambivalent"), "{zsh}");
+    assert!(zsh.contains(":shell -- The shell:(bash elvish fish powershell zsh)"), "{zsh}");
 }
 
 #[test]

@@ -9,6 +9,8 @@ mod hold;
 mod look;
 #[cfg(target_os = "linux")]
 mod run;
+#[cfg(target_os = "linux")]
+mod terminal;
 
 use kit::Server;
 use std::io::{BufRead, BufReader, Read};

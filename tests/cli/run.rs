@@ -1,13 +1,14 @@
 //! `leasehold run`: exit codes, the environment, the tree of processes, and that nothing of it runs beside the next holder.
 
+use crate::terminal::Terminal;
 use kit::{Mode, Proxy, Server};
 use leasehold::LeaseManager;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -245,6 +246,10 @@ fn program_has_its_lease_in_the_environment() {
     assert_eq!(stdout(&output(&slot)), "0\n");
     let two = ["run", "b-of-two", "a-of-two", "--", "sh", "-c", "echo $LEASEHOLD_NAME"];
     assert_eq!(stdout(&output(&two)), "b-of-two,a-of-two\n");
+    let commas = ["run", "a,%", "b", "--", "sh", "-c", "echo $LEASEHOLD_NAME"];
+    assert_eq!(stdout(&output(&commas)), "a%2C%25,b\n");
+    let comma = ["run", "a,%", "--", "sh", "-c", "echo $LEASEHOLD_NAME $LEASEHOLD_HELD"];
+    assert!(stdout(&output(&comma)).starts_with("a,% a%2C%25="), "one name is written as it is");
 }
 
 #[test]
@@ -469,6 +474,15 @@ fn end_is_seen_where_the_caller_has_blocked_the_signal_of_it() {
 }
 
 #[test]
+fn program_has_blocked_what_its_caller_has_blocked() {
+    let mut command = crate::program("env");
+    command.args(["--block-signal=TERM,USR1", env!("CARGO_BIN_EXE_leasehold")]);
+    command.args(["run", &unique(), "--", "grep", "SigBlk", "/proc/self/status"]);
+    let output = command.env("LEASEHOLD_URL", SERVER.url()).output().expect("a run");
+    assert_eq!(stdout(&output), "SigBlk:\t0000000000004200\n");
+}
+
+#[test]
 fn signal_ends_the_wait_of_a_job_that_runs_elsewhere() {
     let name = unique();
     let lease = block_on(async { manager().await.lock(&name).lock().await.expect("a lease") });
@@ -520,6 +534,68 @@ fn stopped_keeper_is_done_without_when_the_lease_is_lost() {
     assert_eq!(alive(&tree.mark), [0; 0]);
 }
 
+/// The store is there, so nothing is lost.
+#[test]
+fn stopped_keeper_is_done_without_at_a_second_int() {
+    let tree = Tree::new();
+    let name = &unique();
+    let args = ["run", name, "--", "sh", "-c", &tree.script];
+    let mut run = leasehold(&args).stderr(Stdio::piped()).spawn().expect("a run");
+    tree.wait_until_up();
+    send(keeper(&run), Signal::STOP);
+    send(run.id(), Signal::INT);
+    thread::sleep(Duration::from_millis(300));
+    assert!(!alive(&tree.mark).is_empty(), "the first is forwarded");
+    send(run.id(), Signal::INT);
+    assert_eq!(wait(&mut run), Some(125));
+    assert_eq!(alive(&tree.mark), [0; 0]);
+    let mut said = String::new();
+    run.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    assert!(said.contains("does not stop the tree") && !said.contains("was killed"), "{said}");
+    assert_eq!(code(&["run", name, "-n", "--", "true"]), Some(0), "it was released");
+}
+
+#[test]
+fn close_leaves_no_cgroup_behind() {
+    let mark = &format!("5{}", unique());
+    let script = format!("sleep {mark} >&- 2>&- & cat /proc/self/cgroup");
+    let args = ["run", &unique(), "-o", "--", "sh", "-c", &script];
+    let mut run = leasehold(&args).stdout(Stdio::piped()).spawn().expect("a run");
+    assert_eq!(wait(&mut run), Some(0));
+    let mut was = String::new();
+    run.stdout.take().expect("a pipe").read_to_string(&mut was).expect("text");
+    let own = format!("leasehold-{}", run.id());
+    if !was.contains(&own) {
+        eprintln!("not tested: there are no cgroups that this user may make");
+    }
+    let left: Vec<_> = alive(mark).into_iter().filter(|pid| *pid != run.id()).collect();
+    assert_eq!(left.len(), 1, "what is in the background goes on");
+    let is = fs::read_to_string(format!("/proc/{}/cgroup", left[0])).expect("it runs");
+    send(left[0], Signal::KILL);
+    assert_eq!(is.lines().last(), fs::read_to_string("/proc/self/cgroup").unwrap().lines().last());
+    let found = Command::new("find").args(["/sys/fs/cgroup", "-name", &own]).output();
+    assert_eq!(stdout(&found.expect("find")), "");
+}
+
+/// A limit of processes holds for threads, too, and not for root.
+#[test]
+fn command_without_threads_fails_with_a_sentence() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let readable = || <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+    fs::set_permissions(folder.path(), readable()).expect("a folder");
+    let exe = folder.path().join("leasehold");
+    fs::copy(env!("CARGO_BIN_EXE_leasehold"), &exe).expect("a copy");
+    let mut command = Command::new("setpriv");
+    if rustix::process::geteuid().is_root() {
+        command.args(["--reuid=65533", "--regid=65533", "--clear-groups"]);
+    }
+    command.args(["prlimit", "--nproc=1"]).arg(exe).args(["run", &unique(), "--", "true"]);
+    let output = command.env("LEASEHOLD_URL", SERVER.url()).output().expect("setpriv and prlimit");
+    assert_eq!(output.status.code(), Some(125), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.starts_with("leasehold: no thread") && said.contains("ulimit -u"), "{said}");
+}
+
 #[test]
 fn signals_are_forwarded_and_a_second_int_kills() {
     let script = "trap 'echo one; exit 6' TERM; echo up; while :; do sleep 0.05; done";
@@ -558,63 +634,6 @@ fn signal_ends_a_wait_and_leaves_no_arrival() {
     });
 }
 
-/// A shell on a terminal of its own.
-struct Terminal {
-    script: Child,
-    keys: ChildStdin,
-    shown: Arc<Mutex<String>>,
-}
-
-impl Terminal {
-    fn start() -> Self {
-        Self::start_with("bash --norc --noprofile -i")
-    }
-
-    fn start_with(shell: &str) -> Self {
-        let mut command = crate::program("script");
-        command.args(["-qefc", shell, "/dev/null"]);
-        command.env("LEASEHOLD_URL", SERVER.url()).env("PS1", "$ ");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut script = command.spawn().expect("script, of util-linux");
-        let keys = script.stdin.take().expect("a pipe");
-        let mut output = script.stdout.take().expect("a pipe");
-        let shown = Arc::new(Mutex::new(String::new()));
-        let writer = Arc::clone(&shown);
-        thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(count @ 1..) = output.read(&mut bytes) {
-                let text = String::from_utf8_lossy(&bytes[..count]).into_owned();
-                writer.lock().expect("a lock").push_str(&text);
-            }
-        });
-        Self { script, keys, shown }
-    }
-
-    fn types(&mut self, text: &str) {
-        self.keys.write_all(text.as_bytes()).expect("a terminal");
-    }
-
-    fn shown(&self) -> String {
-        self.shown.lock().expect("a lock").clone()
-    }
-
-    #[track_caller]
-    fn shows(&self, text: &str) {
-        let end = Instant::now() + Duration::from_secs(20);
-        while !self.shown().contains(text) {
-            assert!(Instant::now() < end, "no {text:?} in {:?}", self.shown());
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.script.kill();
-        let _ = self.script.wait();
-    }
-}
-
 /// Returns the state of the processes with a text, such as `S` or `T`.
 fn states(text: &str) -> Vec<char> {
     let stat = |pid| fs::read_to_string(format!("/proc/{pid}/stat")).ok();
@@ -646,12 +665,12 @@ fn wait_for_foreground(text: &str) {
 #[test]
 fn ctrl_c_ends_the_program_and_the_shell_has_its_terminal() {
     let mark = &format!("8{}", unique());
-    let mut terminal = Terminal::start();
+    let mut terminal = Terminal::open(&SERVER.url());
     let exe = env!("CARGO_BIN_EXE_leasehold");
-    terminal.types(&format!("{exe} run {mark} -- sleep 8{mark}\n"));
+    terminal.press(&format!("{exe} run {mark} -- sleep 8{mark}\n"));
     wait_for_foreground(&format!("8{mark}"));
-    terminal.types("\u{3}");
-    terminal.types("echo code=$?\n");
+    terminal.press("\u{3}");
+    terminal.press("echo code=$?\n");
     terminal.shows("code=130");
     assert_eq!(code(&["run", mark, "-n", "--", "true"]), Some(0), "it was released");
 }
@@ -663,43 +682,43 @@ fn terminal_is_returned_to_a_shell_without_jobs() {
     let script = format!(
         "{exe} run {name} -- sh -c 'read word; echo word=$word'; read line; echo line=$line"
     );
-    let mut terminal = Terminal::start_with(&script);
-    terminal.types("one\n");
+    let mut terminal = Terminal::running(&SERVER.url(), &script);
+    terminal.press("one\n");
     terminal.shows("word=one");
-    terminal.types("two\n");
+    terminal.press("two\n");
     terminal.shows("line=two");
 }
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it() {
     let mark = &format!("9{}", unique());
-    let mut terminal = Terminal::start();
+    let mut terminal = Terminal::open(&SERVER.url());
     let exe = env!("CARGO_BIN_EXE_leasehold");
-    terminal.types(&format!("{exe} run {mark} -- sleep 9{mark}\n"));
+    terminal.press(&format!("{exe} run {mark} -- sleep 9{mark}\n"));
     let program = &format!("9{mark}");
     wait_for_foreground(program);
-    terminal.types("\u{1a}");
+    terminal.press("\u{1a}");
     terminal.shows("Stopped");
     let stopped = |count| states(program).iter().filter(|state| **state == 'T').count() == count;
     // The program and leasehold; the keeper goes on.
     assert!(stopped(2), "{:?}", states(program));
-    terminal.types("fg\n");
+    terminal.press("fg\n");
     eventually("it continues", || stopped(0).then_some(()));
     wait_for_foreground(program);
-    terminal.types("\u{3}");
-    terminal.types("echo code=$?\n");
+    terminal.press("\u{3}");
+    terminal.press("echo code=$?\n");
     terminal.shows("code=130");
 }
 
 #[test]
 fn ctrl_z_for_longer_than_the_lease_ends_the_program() {
     let mark = &format!("6{}", unique());
-    let mut terminal = Terminal::start();
+    let mut terminal = Terminal::open(&SERVER.url());
     let exe = env!("CARGO_BIN_EXE_leasehold");
     let program = &format!("6{mark}");
-    terminal.types(&format!("{exe} run {mark} --ttl 3s -- sleep {program}\n"));
+    terminal.press(&format!("{exe} run {mark} --ttl 3s -- sleep {program}\n"));
     wait_for_foreground(program);
-    terminal.types("\u{1a}");
+    terminal.press("\u{1a}");
     terminal.shows("Stopped");
     let left = block_on(async {
         let leases = manager().await;
@@ -707,8 +726,8 @@ fn ctrl_z_for_longer_than_the_lease_ends_the_program() {
         // Leasehold is stopped still, and its keeper is there.
         alive(program).len()
     });
-    assert_eq!(left, 2, "{:?}", terminal.shown());
-    terminal.types("fg\n");
-    terminal.types("echo code=$?\n");
+    assert_eq!(left, 2, "{:?}", terminal.screen());
+    terminal.press("fg\n");
+    terminal.press("echo code=$?\n");
     terminal.shows("code=123");
 }

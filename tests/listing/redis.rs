@@ -46,6 +46,8 @@ async fn kinds_are_shown_by_the_shape_of_the_keys() {
         &["HSET", "app:a{b", "0f0e0d0c-9abc-4def-8123-456789abcdef:7", "1"],
         // One of a Java client without a time to live.
         &["HSET", "app:redisson", "0f0e0d0c-9abc-4def-8123-456789abcdef:101", "1"],
+        // One of its calls that are bound to no thread.
+        &["HSET", "app:rx", "0f0e0d0c-9abc-4def-8123-456789abcdef:-4611686018427387904", "1"],
         &["HSET", "app:big", "0f0e0d0c-9abc-4def-8123-456789abcdef:101", "1"],
     ] {
         assert_eq!(server.command(words).error(), None, "{words:?}");
@@ -63,9 +65,10 @@ async fn kinds_are_shown_by_the_shape_of_the_keys() {
         ("pool", Kind::Semaphore),
         ("{t}pool", Kind::Semaphore),
         ("redisson", Kind::Lock),
+        ("rx", Kind::Lock),
     ];
     assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind)).into());
-    assert_eq!(names(&leases, "r").await, ["read", "redisson"]);
+    assert_eq!(names(&leases, "r").await, ["read", "redisson", "rx"]);
     assert_eq!(names(&leases, "{t").await, ["{tag}lock", "{t}pool"]);
     // Without a prefix the auxiliary keys begin as all names do, and are none all the same.
     let bare = manager(&server, "").await;

@@ -2,25 +2,26 @@
 
 use crate::duration;
 use crate::exit::Failure;
-use clap::Args;
+use clap::{Args, ValueHint};
 use leasehold::store::Owner;
 use leasehold::{Builder, LeaseManager, PasswordFile};
 use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "The store")]
 pub(crate) struct Connection {
     /// The store: redis://HOST, redis-sentinel://, redis-cluster://, several URLs for a quorum, or zookeeper://HOST
     ///
     /// A password does not belong here, since other users of this machine can read it: put it into the variable, or into
     /// the file that LEASEHOLD_PASSWORD_FILE names.
-    #[arg(long, global = true, env = "LEASEHOLD_URL", hide_env_values = true, value_name = "URL")]
+    #[arg(long, global = true, env = "LEASEHOLD_URL", hide_env_values = true, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) url: Option<String>,
     /// The user of the server, with a password file
     #[arg(long, global = true, env = "LEASEHOLD_USER", value_name = "NAME")]
     pub(crate) user: Option<String>,
     /// A file with the password. It is read again at each new connection
-    #[arg(long, global = true, env = "LEASEHOLD_PASSWORD_FILE", value_name = "FILE")]
+    #[arg(long, global = true, env = "LEASEHOLD_PASSWORD_FILE", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) password_file: Option<PathBuf>,
     /// What comes before each name in the store
     #[arg(long, global = true, value_name = "TEXT")]

@@ -3,7 +3,7 @@
 use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
 use crate::output;
-use clap::Args;
+use clap::{Args, ValueHint};
 use leasehold::{Finding, Verdict};
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Doctor {
     /// The store, in place of --url. A password belongs into the file that LEASEHOLD_PASSWORD_FILE names
-    #[arg(value_name = "URL")]
+    #[arg(value_name = "URL", value_hint = ValueHint::Url)]
     store: Option<String>,
     /// Print an object a line, with check, verdict, server and message
     #[arg(long)]

@@ -1,42 +1,31 @@
 //! `hold`: holds a name until the standard input ends, for scripts.
 
-use crate::acquire::{Limit, Mode, acquire_name};
+use crate::acquire::{Acquired, Limit, ModeArgs, WaitArgs, acquire_name};
 use crate::connection::Connection;
-use crate::duration;
 use crate::exit::{Exit, Failure};
+use crate::outage::Outage;
 use crate::output;
 use crate::signals::{Endings, ended_by};
 use clap::Args;
-use leasehold::{Error, Lease, LeaseManager};
+use leasehold::{Lease, LeaseManager};
 use serde_json::json;
 use std::convert::Infallible;
 use std::io::{IsTerminal, stdin};
-use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
 /// Hold a name until the standard input ends, or a signal comes
 ///
 /// Prints one line of JSON when it holds the name. Ends with 0 after the name was released, with 123 as soon as the lease is
-/// lost, and with 124 if the name was not free in time. A terminal is not read: there, a signal ends it.
+/// lost, with 124 if the name was not free in time, and with 125 if the store has not answered. A terminal is not read: there, a
+/// signal ends it.
 #[derive(Debug, Args)]
 pub(crate) struct Hold {
     /// The name
     name: String,
-    /// Hold it together with other readers
-    #[arg(long, conflicts_with_all = ["exclusive", "fair"])]
-    shared: bool,
-    /// Hold it alone, without any of those that hold it with --shared
-    #[arg(long, conflicts_with = "fair")]
-    exclusive: bool,
-    /// Wait behind those that came before, in all processes
-    #[arg(long)]
-    fair: bool,
-    /// Wait for at most so long for the name; forever by default
-    #[arg(short, long, value_parser = duration::parse, value_name = "TIME")]
-    wait: Option<Duration>,
-    /// Do not wait: end with 124 at once if another has the name
-    #[arg(short, long, conflicts_with = "wait")]
-    now: bool,
+    #[command(flatten)]
+    mode: ModeArgs,
+    #[command(flatten)]
+    wait: WaitArgs,
     /// What others see of it when they inspect the name
     #[arg(long, value_name = "TEXT", default_value = "hold")]
     label: String,
@@ -44,33 +33,44 @@ pub(crate) struct Hold {
 
 impl Hold {
     pub(crate) async fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
+        let limit = self.wait.begin();
+        let builder = connection.builder()?;
         let mut endings = Endings::new()?;
         let leases = tokio::select! {
-            leases = connection.connect() => leases?,
+            leases = Outage::new(limit).connect(connection, &builder) => leases?,
             signal = endings.recv() => return Ok(ended_by(signal)),
         };
-        let exit = self.hold(&leases, &mut endings).await;
+        let exit = self.hold(&leases, limit, &mut endings).await;
         let closed = leases.close().await.map_err(|error| Failure::new(error.to_string()));
         let exit = exit?;
         closed.map(|()| exit)
     }
 
-    async fn hold(&self, leases: &LeaseManager, endings: &mut Endings) -> Result<Exit, Failure> {
+    async fn hold(
+        &self,
+        leases: &LeaseManager,
+        limit: Limit,
+        endings: &mut Endings,
+    ) -> Result<Exit, Failure> {
         let held = tokio::select! {
-            held = self.ask(leases) => held?,
+            held = self.ask(leases, limit) => held?,
             // Its arrival in a line leaves with the future that is dropped, and the close waits for it.
             signal = endings.recv() => return Ok(ended_by(signal)),
         };
-        let Some(held) = held else {
+        let Some(Acquired { lease: held, slot }) = held else {
             output::say(&format!("{} was not free in time", self.name));
-            return Ok(Exit::BUSY);
+            return Ok(self.wait.busy());
         };
-        let printed = output::object(&json!({
+        let mut line = json!({
             "name": self.name,
             "holder": held.holder_id().to_string(),
             "fence": held.fence(),
             "left_ms": output::millis(held.remaining()),
-        }));
+        });
+        if let Some(slot) = slot {
+            line["slot"] = slot.into();
+        }
+        let printed = output::object(&line);
         if let Err(failure) = printed {
             // A script that waits for the line would wait forever.
             held.unlock().await?;
@@ -96,14 +96,10 @@ impl Hold {
         }
     }
 
-    async fn ask(&self, leases: &LeaseManager) -> Result<Option<Lease>, Error> {
-        let mode = match () {
-            () if self.shared => Mode::Reader,
-            () if self.exclusive => Mode::Writer,
-            () if self.fair => Mode::Fair,
-            () => Mode::Lock,
-        };
-        acquire_name(leases, &self.name, mode, &self.label, Limit::new(self.now, self.wait)).await
+    async fn ask(&self, leases: &LeaseManager, limit: Limit) -> Result<Option<Acquired>, Failure> {
+        let mode = self.mode.mode();
+        let ask = async || Ok(acquire_name(leases, &self.name, mode, &self.label, limit).await?);
+        Outage::new(limit).wait_out(ask).await
     }
 }
 

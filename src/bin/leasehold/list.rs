@@ -18,7 +18,7 @@ const LARGE: &str = "not looked at: its key has more than 10000 entries";
 /// Shows for each holder: the process, its label, the age, the time left, the fencing token, and how many processes wait
 /// for the name. A `-` stands for what the store does not know: label, age and token are known of elections and of leases
 /// with a label, and the process of those that describe themselves. The names change while they are listed, so one that is
-/// held for a moment only may be missing. On Redis the user needs `+scan +hscan +hlen +zrange`.
+/// held for a moment only may be missing. Of one that is a lock and a semaphore at once, the holders of the lock are shown. On Redis the user needs `+scan +hscan +hlen +zrange`.
 ///
 /// To look at the holders of a name, Redis reads its whole key in one step. A key with more than 10 000 entries is shown
 /// without its holders; `inspect` looks at it. A key that has the shape of a lock and is none is shown with the error in the

@@ -14,12 +14,13 @@ mod inspect;
 mod leader;
 mod list;
 mod look;
+mod outage;
 mod output;
 mod pages;
 #[cfg_attr(not(target_os = "linux"), path = "run/elsewhere.rs")]
 mod run;
+mod runtime;
 mod signals;
-
 mod unlock;
 mod wait;
 mod waiters;
@@ -27,6 +28,7 @@ mod waiters;
 use clap::{Parser, Subcommand};
 use connection::Connection;
 use exit::{Exit, Failure};
+use runtime::on_runtime;
 use std::process::ExitCode;
 
 /// Run a program under a distributed lease, see who holds what, and find out why.
@@ -90,17 +92,4 @@ fn execute(cli: Cli) -> Result<Exit, Failure> {
         Command::Man(man) => man.execute(),
         Command::Doctor(doctor) => on_runtime(doctor.run(connection)),
     }
-}
-
-/// Runs what a subcommand does to its end, on a runtime of its own.
-fn on_runtime(work: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::new(format!("there is no runtime: {error}")))?;
-    let result = runtime.block_on(work);
-    // A read of the standard input may be under way forever.
-    runtime.shutdown_background();
-    result
 }

@@ -2,13 +2,14 @@
 
 use crate::Cli;
 use crate::exit::{Exit, Failure};
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 use std::io::{self, Write};
 
 /// Print the completions for a shell
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
+    /// The shell
     shell: Shell,
 }
 
@@ -23,7 +24,7 @@ impl Completions {
 /// Print the manual page of leasehold, or of a subcommand
 #[derive(Debug, Args)]
 pub(crate) struct Man {
-    /// The subcommand
+    /// The subcommand; without it, the page of leasehold
     command: Option<String>,
 }
 
@@ -39,12 +40,26 @@ impl Man {
             })?,
             None => root,
         };
-        let mut text = Vec::new();
-        clap_mangen::Man::new(command)
-            .render(&mut text)
-            .map_err(|error| Failure::new(error.to_string()))?;
-        print(&text)
+        print(page(command).map_err(|error| Failure::new(error.to_string()))?.as_bytes())
     }
+}
+
+/// Returns a manual page, whose synopsis is the line of usage of the help: that of `clap_mangen` lacks the `--` before a program,
+/// and has each option.
+fn page(mut command: Command) -> io::Result<String> {
+    const SYNOPSIS: &str = ".SH SYNOPSIS\n";
+    let usage = command.render_usage().to_string();
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command).render(&mut page)?;
+    let page = String::from_utf8_lossy(&page).into_owned();
+    let usage = usage.trim_start_matches("Usage: ").replace('-', "\\-");
+    Ok(match page.split_once(SYNOPSIS) {
+        Some((before, rest)) => {
+            let behind = rest.split_once("\n.SH ").map_or("", |(_, behind)| behind);
+            format!("{before}{SYNOPSIS}{usage}\n.SH {behind}")
+        }
+        None => page,
+    })
 }
 
 fn print(text: &[u8]) -> Result<Exit, Failure> {

@@ -1,21 +1,23 @@
 //! `wait`: waits until a name is free, or held, without taking it.
 
+use crate::acquire::{Limit, WaitArgs};
 use crate::connection::Connection;
-use crate::duration;
 use crate::exit::{Exit, Failure};
+use crate::outage::{self, Outage};
 use crate::output;
 use crate::signals::{Endings, ended_by};
 use clap::{Args, ValueEnum};
 use leasehold::LeaseManager;
 use std::time::Duration;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// How often the store is asked. Only a release by leasehold is announced, and not of each kind of lock.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Wait until a name is free, or held, without taking it
 ///
-/// For deploy scripts. Another process may take the name at once: what must be alone runs under `leasehold run`.
+/// For deploy scripts. Another process may take the name at once: what must be alone runs under `leasehold run`. Ends with 0
+/// when it is so, with 124 if it was not so in time, and with 125 if the store has not answered.
 #[derive(Debug, Args)]
 pub(crate) struct Wait {
     /// The name
@@ -23,9 +25,8 @@ pub(crate) struct Wait {
     /// What to wait for
     #[arg(long, value_enum, default_value = "free")]
     until: Until,
-    /// Wait for at most so long, then end with 124; forever by default
-    #[arg(short, long, value_parser = duration::parse, value_name = "TIME")]
-    wait: Option<Duration>,
+    #[command(flatten)]
+    wait: WaitArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -36,44 +37,53 @@ enum Until {
 
 impl Wait {
     pub(crate) async fn execute(self, connection: &Connection) -> Result<Exit, Failure> {
+        let limit = self.wait.begin();
+        let builder = connection.builder()?;
         let mut endings = Endings::new()?;
         let work = async {
-            let leases = connection.connect().await?;
-            self.watch(&leases).await
-        };
-        let limit = async {
-            match self.wait {
-                Some(wait) => sleep(wait).await,
-                None => std::future::pending().await,
-            }
+            let leases = Outage::new(limit).connect(connection, &builder).await?;
+            self.watch(&leases, limit).await
         };
         tokio::select! {
             biased;
-            done = work => done.map(|()| Exit::SUCCESS),
+            exit = work => exit,
             signal = endings.recv() => Ok(ended_by(signal)),
-            () = limit => {
-                let state = if self.until == Until::Free { "free" } else { "held" };
-                output::say(&format!("{} was not {state} in time", self.name));
-                Ok(Exit::BUSY)
-            }
         }
     }
 
-    /// Returns when it has seen the state. An outage is waited out, and said once.
-    async fn watch(&self, leases: &LeaseManager) -> Result<(), Failure> {
-        let mut said = false;
+    /// Looks until it has seen the state, or the wait ends. An outage is waited out.
+    async fn watch(&self, leases: &LeaseManager, limit: Limit) -> Result<Exit, Failure> {
+        let mut outage = Outage::new(limit);
+        // The last answer, which was that of the other state.
+        let mut is_known = false;
         loop {
-            match leases.holders(&self.name).await {
-                Ok(holders) if holders.is_empty() == (self.until == Until::Free) => return Ok(()),
-                Ok(_) => said = false,
-                Err(error) if error.is_retryable() => {
-                    if !std::mem::replace(&mut said, true) {
-                        output::say(&format!("{error}; it is asked again"));
-                    }
+            let look = leases.holders(&self.name);
+            let holders = match limit.left() {
+                Some(left) if is_known => timeout(left, look).await.ok(),
+                _ => outage::answer(limit, look).await,
+            };
+            match holders {
+                Some(Ok(holders)) if holders.is_empty() == (self.until == Until::Free) => {
+                    return Ok(Exit::SUCCESS);
                 }
-                Err(error) => return Err(error.into()),
+                Some(Ok(_)) => {
+                    outage = Outage::new(limit);
+                    is_known = true;
+                }
+                Some(Err(error)) => {
+                    is_known = false;
+                    outage.pause(error.into()).await?;
+                    continue;
+                }
+                None if !is_known => return Err(outage::none_in_time()),
+                None => {}
             }
-            sleep(PAUSE).await;
+            if limit.is_over() {
+                let state = if self.until == Until::Free { "free" } else { "held" };
+                output::say(&format!("{} was not {state} in time", self.name));
+                return Ok(self.wait.busy());
+            }
+            sleep(limit.left().map_or(PAUSE, |left| left.min(PAUSE))).await;
         }
     }
 }

@@ -69,7 +69,7 @@ pub enum Check {
     Clock,
     /// The server stands still for too long, as in a fork or a slow command.
     Stalls,
-    /// The server may close or refuse connections.
+    /// The server may close or refuse connections, or it refuses writes since its memory is used up.
     Limits,
     /// A cluster, sentinels or a quorum is incomplete, or takes too long to replace a server.
     Fleet,

@@ -342,8 +342,10 @@ impl Fields {
 /// Returns whether a field is a holder id of leasehold or of Redisson: `<uuid>:<number>`, of a writer with `:write` behind it.
 fn is_holder(field: &str) -> bool {
     let digits = |byte: u8| byte.is_ascii_digit() || byte == b'.';
-    behind_manager(field.strip_suffix(":write").unwrap_or(field))
-        .is_some_and(|number| !number.is_empty() && number.bytes().all(digits))
+    let number = behind_manager(field.strip_suffix(":write").unwrap_or(field));
+    // Redisson has negative ids for its calls that are not bound to a thread.
+    let number = number.map(|number| number.strip_prefix('-').unwrap_or(number));
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(digits))
 }
 
 /// Returns whether a field has the place of a holder of a closed name.

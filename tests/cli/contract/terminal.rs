@@ -1,10 +1,7 @@
 //! A person at a terminal, and outputs that take no more.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::process::{Child, ChildStdin, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::process::Stdio;
 
 use kit::fault::{connect, let_in, wait_for};
 use kit::{Server, eventually, millis};
@@ -12,76 +9,7 @@ use rustix::process::Signal;
 
 use super::tree::Tree;
 use super::{LONG, Running, TTL, leasehold, run};
-
-/// An interactive shell in a terminal of its own, with job control.
-struct Terminal {
-    script: Child,
-    keys: ChildStdin,
-    screen: Arc<Mutex<String>>,
-}
-
-impl Terminal {
-    async fn open(url: &str) -> Self {
-        // The same environment as the command would have.
-        let like = leasehold(url);
-        let mut command = crate::program("script");
-        command.args(["-qc", "bash --norc --noprofile -i", "/dev/null"]);
-        for (name, value) in like.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.env("PS1", "$ ").env("TERM", "dumb").env("HISTFILE", "/dev/null");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let mut script = command.spawn().expect("script, of util-linux");
-        let keys = script.stdin.take().expect("it was asked for");
-        let mut output = script.stdout.take().expect("it was asked for");
-        let screen = Arc::new(Mutex::new(String::new()));
-        let sink = Arc::clone(&screen);
-        thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(1..) = output.read(&mut bytes).inspect(|n| {
-                sink.lock().expect("no panic").push_str(&String::from_utf8_lossy(&bytes[..*n]));
-            }) {}
-        });
-        let mut terminal = Self { script, keys, screen };
-        // A word that is not what was typed.
-        terminal.enter("echo rea''dy");
-        terminal.shows("ready").await;
-        terminal
-    }
-
-    fn press(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).expect("a terminal");
-        self.keys.flush().expect("a terminal");
-    }
-
-    fn enter(&mut self, line: &str) {
-        self.press(&format!("{line}\n"));
-    }
-
-    fn screen(&self) -> String {
-        self.screen.lock().expect("no panic").clone()
-    }
-
-    async fn shows(&self, text: &str) {
-        let shown = async {
-            while !self.screen().contains(text) {
-                tokio::time::sleep(millis(20)).await;
-            }
-        };
-        let shown = tokio::time::timeout(LONG, shown).await;
-        assert!(shown.is_ok(), "no {text:?} on the screen: {}", self.screen());
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.script.kill();
-        let _ = self.script.wait();
-    }
-}
+use crate::terminal::Terminal;
 
 /// The words as a shell reads them.
 fn line(words: &[&str]) -> String {
@@ -103,25 +31,25 @@ fn tree_line(tree: &Tree, name: &str, folder: &tempfile::TempDir) -> String {
 #[tokio::test]
 async fn program_reads_the_terminal_and_the_shell_gets_it_back() {
     let server = Server::start();
-    let mut terminal = Terminal::open(&server.url()).await;
+    let mut terminal = Terminal::open(&server.url());
     let script = r#"a=sk; printf "a$a "; read word; echo "go""t:$word""#;
     terminal.enter(&run_line(&["job", "--", "sh", "-c", script]));
-    terminal.shows("ask ").await;
+    terminal.shows("ask ");
     terminal.enter("blue");
-    terminal.shows("got:blue").await;
+    terminal.shows("got:blue");
     terminal.enter("echo co''de-$?");
-    terminal.shows("code-0").await;
+    terminal.shows("code-0");
     // The shell was not stopped by its own read, and its job control works.
     terminal.enter(&run_line(&["job", "--", "sh", "-c", "test -t 0 && test -t 1 && exit 5"]));
     terminal.enter("echo no''w-$?");
-    terminal.shows("now-5").await;
+    terminal.shows("now-5");
 }
 
 #[tokio::test]
 async fn interrupt_ends_the_program_and_the_run() {
     let server = Server::start();
     let folder = tempfile::tempdir().expect("a folder");
-    let mut terminal = Terminal::open(&server.url()).await;
+    let mut terminal = Terminal::open(&server.url());
     let tree = Tree::new(false);
     terminal.enter(&tree_line(&tree, "job", &folder));
     tree.grown().await;
@@ -131,7 +59,7 @@ async fn interrupt_ends_the_program_and_the_run() {
     terminal.press("\x03");
     eventually(LONG, || tree.alive().is_empty()).await;
     terminal.enter("echo co''de-$?");
-    terminal.shows("code-1").await;
+    terminal.shows("code-1");
     assert!(
         ["code-130", "code-137"].iter().any(|code| terminal.screen().contains(code)),
         "{}",
@@ -146,7 +74,7 @@ async fn tree_is_gone_after_ctrl_z() {
     let server = Server::start();
     for deaf in [false, true] {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut terminal = Terminal::open(&server.url()).await;
+        let mut terminal = Terminal::open(&server.url());
         let tree = Tree::new(deaf);
         terminal.enter(&tree_line(&tree, "job", &folder));
         tree.grown().await;
@@ -154,12 +82,12 @@ async fn tree_is_gone_after_ctrl_z() {
         let waiting = wait_for(&others, "job");
         terminal.press("\x1a");
         terminal.enter("echo promp''t");
-        terminal.shows("prompt").await;
+        terminal.shows("prompt");
         let (lease, _) = let_in(waiting).await;
         assert!(tree.alive().is_empty(), "the rival has the name, deaf: {deaf}");
         lease.unlock().await.expect("a release");
         terminal.enter("fg; echo co''de-$?");
-        terminal.shows("code-123").await;
+        terminal.shows("code-123");
     }
 }
 
@@ -167,44 +95,44 @@ async fn tree_is_gone_after_ctrl_z() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn program_goes_on_after_a_short_ctrl_z() {
     let server = Server::start();
-    let mut terminal = Terminal::open(&server.url()).await;
+    let mut terminal = Terminal::open(&server.url());
     let script = r#"a=go; echo "${a}ing"; sleep 1; echo "${a}ne"; exit 4"#;
     let words = ["run", "--ttl", "20s", "job", "--", "sh", "-c", script];
     terminal.enter(&line(&[&[env!("CARGO_BIN_EXE_leasehold")], &words[..]].concat()));
-    terminal.shows("going").await;
+    terminal.shows("going");
     terminal.press("\x1a");
     terminal.enter("echo promp''t");
-    terminal.shows("prompt").await;
+    terminal.shows("prompt");
     terminal.enter("fg; echo co''de-$?");
-    terminal.shows("gone").await;
-    terminal.shows("code-4").await;
+    terminal.shows("gone");
+    terminal.shows("code-4");
 }
 
 /// In the background it is not stopped for the terminal's sake.
 #[tokio::test]
 async fn run_in_the_background_leaves_the_terminal_alone() {
     let server = Server::start();
-    let mut terminal = Terminal::open(&server.url()).await;
+    let mut terminal = Terminal::open(&server.url());
     let script = r#"a=backg; sleep 0.5; echo "${a}round"; exit 7"#;
     terminal.enter(&format!("{} &", run_line(&["job", "--", "sh", "-c", script])));
     terminal.enter("echo sti''ll");
-    terminal.shows("still").await;
-    terminal.shows("background").await;
+    terminal.shows("still");
+    terminal.shows("background");
     terminal.enter("wait %1; echo co''de-$?");
-    terminal.shows("code-7").await;
+    terminal.shows("code-7");
 }
 
 #[tokio::test]
 async fn narrow_terminal_is_no_reason_to_fail() {
     let server = Server::start();
-    let mut terminal = Terminal::open(&server.url()).await;
+    let mut terminal = Terminal::open(&server.url());
     for (columns, n) in [(1, 0), (20, 1)] {
         terminal.enter(&format!("stty cols {columns}"));
         let program = env!("CARGO_BIN_EXE_leasehold");
         terminal.enter(&format!("'{program}' run --help; echo hel''p-{n}-$?"));
-        terminal.shows(&format!("help-{n}-0")).await;
+        terminal.shows(&format!("help-{n}-0"));
         terminal.enter(&format!("{}; echo ra''n-{n}-$?", run_line(&["job", "--", "true"])));
-        terminal.shows(&format!("ran-{n}-0")).await;
+        terminal.shows(&format!("ran-{n}-0"));
     }
 }
 

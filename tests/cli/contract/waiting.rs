@@ -52,33 +52,19 @@ async fn run_waits_out_an_outage() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let others = LeaseManager::connect(&server.url()).await.expect("a manager");
-    let lease = lock(&others, "job").await;
-    let running = Running::start(run(&proxy.url(), &["job", "--", "sh", "-c", "exit 6"]));
-    eventually(LONG, || waiting(&server, "job") == 1).await;
-    proxy.set(Mode::Refuse);
-    lease.unlock().await.expect("a release");
-    // Longer than all attempts of one call.
-    tokio::time::sleep(kit::millis(5_000)).await;
-    proxy.set(Mode::Pass);
-    running.end().await.with(6);
-
-    // From the start.
-    proxy.set(Mode::Refuse);
-    let running = Running::start(run(&proxy.url(), &["job", "--", "sh", "-c", "exit 6"]));
-    tokio::time::sleep(kit::millis(5_000)).await;
-    proxy.set(Mode::Pass);
-    running.end().await.with(6);
-}
-
-/// A limit of the wait holds in an outage, too.
-#[tokio::test]
-async fn wait_ends_in_an_outage_too() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    proxy.set(Mode::BlackHole);
-    let done = ended(run(&proxy.url(), &["-w", "2s", "job", "--", "true"])).await;
-    assert!([124, 125].contains(&done.code()), "{done:?}");
-    assert!(!done.err.is_empty(), "no word of why");
+    for options in [&[][..], &["--once", "1m"]] {
+        let lease = lock(&others, "job").await;
+        let words = [options, &["job", "--", "sh", "-c", "exit 6"]].concat();
+        let mut running = Running::start(run(&proxy.url(), &words));
+        eventually(LONG, || waiting(&server, "job") == 1).await;
+        proxy.set(Mode::Refuse);
+        lease.unlock().await.expect("a release");
+        // Longer than all attempts of one call.
+        tokio::time::sleep(kit::millis(5_000)).await;
+        assert!(!running.has_ended(), "{}", running.text("err"));
+        proxy.set(Mode::Pass);
+        running.end().await.with(6);
+    }
 }
 
 #[tokio::test]

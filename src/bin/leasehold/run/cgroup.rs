@@ -4,6 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// How often what runs in a cgroup is moved, as it may fork meanwhile.
+const LONGEST_MOVE: u32 = 100;
+
 /// A cgroup that holds the tree and nothing else.
 #[derive(Clone, Debug)]
 pub(super) struct Cgroup(PathBuf);
@@ -41,18 +44,45 @@ impl Cgroup {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
     }
 
+    /// Removes it with what still runs in it, which goes to the cgroup of leasehold.
+    pub(super) fn dissolve(&self) {
+        let home = self.0.parent().map(|home| home.join("cgroup.procs"));
+        for _ in 0..LONGEST_MOVE {
+            if let Some(home) = &home {
+                empty(&self.0, home);
+            }
+            self.remove();
+            if !self.0.exists() {
+                return;
+            }
+        }
+    }
+
     /// Removes it, if it is empty, with those that the tree has made in it.
     pub(super) fn remove(&self) {
         remove(&self.0);
     }
 }
 
-fn remove(path: &Path) {
-    let below = fs::read_dir(path).into_iter().flatten().flatten();
-    for entry in below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        remove(&entry.path());
+/// Moves all that runs in a cgroup to another one.
+fn empty(path: &Path, other: &Path) {
+    below(path).for_each(|path| empty(&path, other));
+    let processes = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    for process in processes.lines() {
+        let _ = fs::write(other, process);
     }
+}
+
+fn remove(path: &Path) {
+    below(path).for_each(|path| remove(&path));
     let _ = fs::remove_dir(path);
+}
+
+/// Returns the cgroups that were made in a cgroup.
+fn below(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.map(|entry| entry.path())
 }
 
 /// Returns the directory of the cgroup that this process is in.

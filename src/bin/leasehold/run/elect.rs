@@ -2,19 +2,20 @@
 
 use super::clock::Moment;
 use super::environment::{Mode, Scope};
-use super::held;
-use super::held::{Entry, Outage, PAUSE};
+use super::held::{self, Entry};
 use super::program::{Program, ended_by};
 use super::signals::Signals;
 use super::supervise::{Grant, Outcome, supervise};
+use crate::acquire::Limit;
 use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
-use crate::on_runtime;
+use crate::outage::Outage;
 use crate::output::say;
+use crate::runtime::on_runtime;
 use crate::signals::{self, Endings};
 use clap::Args;
 use leasehold::store::Owner;
-use leasehold::{Candidate, ErrorKind, Leadership, LeaseManager};
+use leasehold::{Candidate, Leadership, LeaseManager};
 
 /// Run a program while this machine leads, and stand again when the lead is lost
 ///
@@ -47,7 +48,7 @@ impl Elect {
         let builder = self.program.builder(connection)?;
         let mut signals = Signals::of_endings()?;
         let leases = tokio::select! {
-            leases = held::connect(connection, &builder) => leases?,
+            leases = Outage::new(Limit::Forever).connect(connection, &builder) => leases?,
             signal = signals.next() => return Ok(ended_by(signal)),
         };
         let result = self.stand_with(connection, &leases, &mut signals).await;
@@ -122,13 +123,5 @@ impl Elect {
 
 /// Campaigns until this candidate leads. An outage is waited out, and said once.
 async fn campaign(candidate: &mut Candidate) -> Result<Leadership, Failure> {
-    let mut outage = Outage::default();
-    loop {
-        match candidate.campaign().await {
-            Err(error) if error.kind() == ErrorKind::Unavailable => {
-                outage.wait(&error, PAUSE).await;
-            }
-            result => return Ok(result?),
-        }
-    }
+    Outage::new(Limit::Forever).wait_out(async || Ok(candidate.campaign().await?)).await
 }

@@ -1,6 +1,7 @@
 //! The variables of the child: what it has, and no secret.
 
 use super::held::Entry;
+use crate::acquire;
 use crate::connection::{Connection, has_secret};
 use std::env;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,6 +23,16 @@ pub(super) enum Mode {
 }
 
 impl Mode {
+    pub(super) fn of(mode: acquire::Mode) -> Self {
+        match mode {
+            acquire::Mode::Lock | acquire::Mode::Fair => Mode::Lock,
+            acquire::Mode::Reader => Mode::Reader,
+            acquire::Mode::Writer => Mode::Writer,
+            acquire::Mode::Permit(_) => Mode::Permit,
+            acquire::Mode::Slot(_) => Mode::Slot,
+        }
+    }
+
     fn letter(self) -> char {
         match self {
             Mode::Lock => 'l',
@@ -98,7 +109,13 @@ pub(super) fn set(command: &mut Command, scope: Scope, entries: &[Entry], slot: 
     let fence = |entry: &Entry| entry.fence.map(|fence| fence.to_string()).unwrap_or_default();
     let list =
         |part: &dyn Fn(&Entry) -> String| entries.iter().map(part).collect::<Vec<_>>().join(",");
-    command.env("LEASEHOLD_NAME", list(&|entry| entry.name.clone()));
+    command.env(
+        "LEASEHOLD_NAME",
+        match entries {
+            [only] => only.name.clone(),
+            _ => list(&|entry| escaped(&entry.name)),
+        },
+    );
     command.env("LEASEHOLD_FENCE", list(&fence));
     command.env("LEASEHOLD_HOLDER", list(&|entry| entry.token.clone()));
     match slot {

@@ -2,41 +2,19 @@
 
 use super::Run;
 use super::clock::Moment;
-use crate::acquire::{Limit, Mode, acquire_name, wait_for};
-use crate::connection::Connection;
+use crate::acquire::{Acquired, Limit, acquire_name, wait_for};
 use crate::exit::Failure;
 use crate::hold::{described, say_why};
+use crate::outage::Outage;
 use crate::output::say;
-use leasehold::{Builder, ErrorKind, Lease, LeaseManager, Loss, MultiLease, Result};
+use leasehold::{Lease, LeaseManager, Loss, MultiLease, Result};
 use std::convert::Infallible;
-use std::fmt::Display;
 use std::pin::Pin;
-use std::time::Duration;
-use tokio::time::sleep;
-
-/// The time from one attempt to reach the store to the next.
-pub(super) const PAUSE: Duration = Duration::from_millis(500);
-
-/// An outage of the store, which is said once.
-#[derive(Debug, Default)]
-pub(super) struct Outage {
-    is_said: bool,
-}
-
-impl Outage {
-    /// Waits before the next attempt.
-    pub(super) async fn wait(&mut self, why: impl Display, pause: Duration) {
-        if !std::mem::replace(&mut self.is_said, true) {
-            say(&format!("{why}; trying again"));
-        }
-        sleep(pause).await;
-    }
-}
 
 /// The names, as this process has them.
 #[derive(Debug)]
 pub(super) enum Held {
-    One { lease: Lease, slot: Option<u32> },
+    One(Acquired),
     Set(MultiLease),
 }
 
@@ -60,7 +38,7 @@ impl Held {
     pub(super) fn entries(&self, names: &[String]) -> Vec<Entry> {
         match self {
             // The lease of a slot has a longer name.
-            Self::One { lease, .. } => {
+            Self::One(Acquired { lease, .. }) => {
                 names.first().map(|name| Entry::new(name, lease)).into_iter().collect()
             }
             Self::Set(lease) => {
@@ -72,7 +50,7 @@ impl Held {
 
     pub(super) fn slot(&self) -> Option<u32> {
         match self {
-            Self::One { slot, .. } => *slot,
+            Self::One(one) => one.slot,
             Self::Set(_) => None,
         }
     }
@@ -80,14 +58,14 @@ impl Held {
     /// Returns until when the names may be relied on, without a further renewal.
     pub(super) fn stop(&self) -> Moment {
         Moment::by(|| match self {
-            Self::One { lease, .. } => lease.remaining(),
+            Self::One(Acquired { lease, .. }) => lease.remaining(),
             Self::Set(lease) => lease.remaining(),
         })
     }
 
     pub(super) fn lost(&self) -> Pin<Box<dyn Future<Output = Loss> + Send>> {
         match self {
-            Self::One { lease, .. } => Box::pin(lease.lost()),
+            Self::One(Acquired { lease, .. }) => Box::pin(lease.lost()),
             Self::Set(lease) => Box::pin(lease.lost()),
         }
     }
@@ -95,7 +73,7 @@ impl Held {
     /// Shows others which program it is.
     pub(super) async fn described(&self) -> Infallible {
         match self {
-            Self::One { lease, .. } => described(lease).await,
+            Self::One(Acquired { lease, .. }) => described(lease).await,
             Self::Set(set) => {
                 for lease in set.leases() {
                     let _ = lease.describe_now().await;
@@ -108,7 +86,7 @@ impl Held {
     /// Says who has taken the names away, and why.
     pub(super) async fn say_why(&self) {
         match self {
-            Self::One { lease, .. } => say_why(lease).await,
+            Self::One(Acquired { lease, .. }) => say_why(lease).await,
             Self::Set(set) => {
                 for lease in set.leases() {
                     say_why(lease).await;
@@ -119,48 +97,8 @@ impl Held {
 
     pub(super) async fn unlock(self) -> Result<()> {
         match self {
-            Self::One { lease, .. } => lease.unlock().await,
+            Self::One(Acquired { lease, .. }) => lease.unlock().await,
             Self::Set(lease) => lease.unlock().await,
-        }
-    }
-}
-
-/// Connects. While the store does not answer, it tries again.
-pub(super) async fn connect(
-    connection: &Connection,
-    builder: &Builder,
-) -> Result<LeaseManager, Failure> {
-    connect_while(connection, builder, || Some(PAUSE)).await
-}
-
-/// Connects. While the store does not answer, it tries again, as long as the wait allows it.
-pub(super) async fn connect_in_time(
-    run: &Run,
-    connection: &Connection,
-    builder: &Builder,
-    limit: Limit,
-) -> Result<LeaseManager, Failure> {
-    let pause = || {
-        let goes_on = !run.fail_fast && !limit.is_over();
-        goes_on.then(|| PAUSE.min(limit.left().unwrap_or(PAUSE)))
-    };
-    connect_while(connection, builder, pause).await
-}
-
-/// Connects. While the store does not answer, it tries again after a pause, if there is one.
-async fn connect_while(
-    connection: &Connection,
-    builder: &Builder,
-    pause: impl Fn() -> Option<Duration>,
-) -> Result<LeaseManager, Failure> {
-    let mut outage = Outage::default();
-    loop {
-        match connection.connect_with(builder.clone()).await {
-            Err(failure) if failure.kind == Some(ErrorKind::Unavailable) => {
-                let Some(pause) = pause() else { return Err(failure) };
-                outage.wait(&failure.message, pause).await;
-            }
-            result => return result,
         }
     }
 }
@@ -180,19 +118,11 @@ pub(super) async fn acquire(
     leases: &LeaseManager,
     limit: Limit,
 ) -> Result<Option<Held>, Failure> {
-    let mut outage = Outage::default();
-    loop {
-        match ask(run, leases, limit).await {
-            Ok(held) => return Ok(held),
-            Err(error) if error.kind() != ErrorKind::Unavailable => return Err(error.into()),
-            Err(error) if run.fail_fast || limit.is_over() => return Err(error.into()),
-            Err(error) => outage.wait(&error, PAUSE.min(limit.left().unwrap_or(PAUSE))).await,
-        }
-    }
+    let outage = Outage::new(limit).fails_fast(run.fail_fast);
+    outage.wait_out(async || Ok(ask(run, leases, limit).await?)).await
 }
 
 async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<Held>> {
-    let one = |lease: Lease| Held::One { lease, slot: None };
     let label = run.program.label();
     let name = run.names.first().map(String::as_str).unwrap_or_default();
     // The first attempt shows whether the store answers at all.
@@ -206,24 +136,5 @@ async fn ask(run: &Run, leases: &LeaseManager, limit: Limit) -> Result<Option<He
         let mut lock = leases.multi_lock(&run.names)?.label(label);
         return Ok(wait_for!(limit, lock: try_lock, lock_timeout, lock).map(Held::Set));
     }
-    if let Some(size) = run.permit {
-        let lock = leases.semaphore(name, size).label(label);
-        let lease = wait_for!(limit, lock: try_acquire, acquire_timeout, acquire);
-        return Ok(lease.map(|lease| one(lease.into_lease())));
-    }
-    if let Some(size) = run.slot {
-        let lock = leases.slots(name, size).label(label);
-        let slot = wait_for!(limit, lock: try_take, take_timeout, take);
-        return Ok(slot.map(|slot| {
-            let index = slot.index();
-            Held::One { lease: slot.into_lease(), slot: Some(index) }
-        }));
-    }
-    let mode = match () {
-        () if run.shared => Mode::Reader,
-        () if run.exclusive => Mode::Writer,
-        () if run.fair => Mode::Fair,
-        () => Mode::Lock,
-    };
-    Ok(acquire_name(leases, name, mode, &label, limit).await?.map(one))
+    Ok(acquire_name(leases, name, run.mode.mode(), &label, limit).await?.map(Held::One))
 }

@@ -339,7 +339,7 @@ impl Keeper {
 
     fn gone(&mut self) {
         if let Some(cgroup) = &self.charge.cgroup {
-            cgroup.remove();
+            cgroup.dissolve();
         }
         self.phase = Phase::Gone;
         self.report(Report::Gone(self.code.unwrap_or(Exit::FAILED.0)));

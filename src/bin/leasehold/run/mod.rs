@@ -32,16 +32,17 @@ mod supervise;
 mod terminal;
 mod tree;
 
-use crate::acquire::Limit;
+use crate::acquire::{self, Limit, ModeArgs, WaitArgs};
 use crate::connection::Connection;
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::on_runtime;
+use crate::outage::Outage;
 use crate::output::say;
+use crate::runtime::on_runtime;
 use clap::Args;
 pub(crate) use elect::Elect;
 use environment::{Mode, Outer, Scope};
-use held::{Held, Outage};
+use held::Held;
 use leasehold::{Builder, LeaseManager};
 use once::Done;
 use program::{Program, ended_by};
@@ -74,38 +75,16 @@ pub(crate) struct Run {
     /// The names, all of which are held while the program runs
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// Hold the name as a reader, beside other readers
-    #[arg(long, group = "mode")]
-    shared: bool,
-    /// Hold the name alone, without any of those that hold it with --shared
-    ///
-    /// Without either, the name is a lock, which is another kind of name.
-    #[arg(long, group = "mode")]
-    exclusive: bool,
-    /// Hold one of SIZE permits of the name
-    #[arg(long, group = "mode", value_name = "SIZE")]
-    permit: Option<u32>,
-    /// Hold one of N slots of the name; LEASEHOLD_SLOT is its number
-    #[arg(long, group = "mode", value_name = "N")]
-    slot: Option<u32>,
+    #[command(flatten)]
+    mode: ModeArgs,
     /// Run the program once: a success closes the name for this time, and later runs end at once with 0
     #[arg(long, group = "mode", value_name = "TIME", value_parser = duration::parse)]
     once: Option<Duration>,
-    /// Get the name in the order of arrival
-    #[arg(long, group = "mode")]
-    fair: bool,
-    /// How long to wait for the names; without it, forever
-    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
-    wait: Option<Duration>,
-    /// Do not wait
-    #[arg(short, long = "now", conflicts_with = "wait")]
-    no_wait: bool,
+    #[command(flatten)]
+    wait: WaitArgs,
     /// The exit code when the lease was lost
     #[arg(long, value_name = "CODE", default_value_t = Exit::LOST.0)]
     lost_code: u8,
-    /// The exit code when the name was not free in time
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = Exit::BUSY.0)]
-    busy_code: u8,
     /// Inside a run of the same name, run the program at once instead of failing
     #[arg(long)]
     enter: bool,
@@ -120,8 +99,9 @@ const EXIT_CODES: &str = "\
 Exit codes: that of the program; 128 + n if it ended by signal n; 123 the lease was lost; 124 the name was not free in
 time; 125 leasehold failed; 126 the program cannot be executed; 127 it is not found.
 
-The program has LEASEHOLD_NAME, LEASEHOLD_FENCE (the fencing token), LEASEHOLD_HOLDER (the holder id), LEASEHOLD_SLOT and
-LEASEHOLD_HELD (name=fence of all runs around it); lists have commas. It does not get LEASEHOLD_URL if that has a password.";
+The program has LEASEHOLD_NAME, LEASEHOLD_FENCE (the fencing token), LEASEHOLD_HOLDER (the holder id), LEASEHOLD_SLOT (the
+number of the slot) and LEASEHOLD_HELD (name=fence of all runs around it). Lists have commas, and a comma in a name of a list is
+%2C. It does not get LEASEHOLD_URL if that has a password.";
 
 /// Runs what another process of this binary has started it for, if it is no command of a person.
 pub(crate) fn helper() -> Option<ExitCode> {
@@ -146,14 +126,7 @@ impl Run {
     }
 
     fn scope(&self, connection: &Connection) -> Scope {
-        let mode = match () {
-            () if self.shared => Mode::Reader,
-            () if self.exclusive => Mode::Writer,
-            () if self.permit.is_some() => Mode::Permit,
-            () if self.slot.is_some() => Mode::Slot,
-            () => Mode::Lock,
-        };
-        Scope::new(connection, mode)
+        Scope::new(connection, Mode::of(self.mode.mode()))
     }
 
     /// Runs inside a run of one of these names: this one would wait for itself.
@@ -175,8 +148,9 @@ impl Run {
             for (name, outer) in self.names.iter().zip(outer) {
                 let holders = leases.holders(name).await?;
                 // A permit and a slot have another text in the store.
-                let is_whole = self.permit.is_none() && self.slot.is_none();
-                if is_whole && !holders.iter().any(|holder| holder.holder == outer.holder) {
+                let mode = self.mode.mode();
+                let is_part = matches!(mode, acquire::Mode::Permit(_) | acquire::Mode::Slot(_));
+                if !is_part && !holders.iter().any(|holder| holder.holder == outer.holder) {
                     return Err(Failure::new(format!(
                         "{}: the run around this one does not have it any more",
                         name
@@ -191,9 +165,10 @@ impl Run {
     async fn run(self, connection: &Connection) -> Result<Exit, Failure> {
         let builder = self.builder(connection)?;
         let mut signals = Signals::of_endings()?;
-        let limit = Limit::new(self.no_wait, self.wait);
+        let limit = self.wait.begin();
+        let outage = Outage::new(limit).fails_fast(self.fail_fast);
         let leases = tokio::select! {
-            leases = held::connect_in_time(&self, connection, &builder, limit) => leases?,
+            leases = outage.connect(connection, &builder) => leases?,
             signal = signals.next() => return Ok(ended_by(signal)),
         };
         let result = self.run_with(connection, &leases, limit, &mut signals).await;
@@ -248,7 +223,7 @@ impl Run {
     ) -> Result<Exit, Failure> {
         let scope = self.scope(connection);
         let grace = self.program.grace(connection);
-        let mut outage = Outage::default();
+        let mut outage = Outage::new(limit).fails_fast(self.fail_fast);
         loop {
             match once::run_once(self, leases, scope, keep, limit, grace, signals).await? {
                 Done::Ran(outcome) => return Ok(supervise::exit(self, outcome)),
@@ -260,12 +235,9 @@ impl Run {
                     return Ok(Exit::SUCCESS);
                 }
                 Done::Signalled(signal) => return Ok(ended_by(signal)),
-                Done::Unavailable(error) if self.fail_fast || limit.is_over() => {
-                    return Err(error.into());
-                }
                 Done::Unavailable(error) => {
                     tokio::select! {
-                        () = outage.wait(&error, held::PAUSE) => {}
+                        paused = outage.pause(error.into()) => paused?,
                         signal = signals.next() => return Ok(ended_by(signal)),
                     }
                 }
@@ -293,11 +265,7 @@ impl Run {
     }
 
     fn builder(&self, connection: &Connection) -> Result<Builder, Failure> {
-        let has_mode = self.shared
-            || self.exclusive
-            || self.fair
-            || self.permit.is_some()
-            || self.slot.is_some();
+        let has_mode = self.mode.mode() != acquire::Mode::Lock;
         if self.names.len() > 1 && (has_mode || self.once.is_some()) {
             return Err(Failure::new(
                 "--shared, --exclusive, --permit, --slot, --once and --fair take one name; several names are locked exclusively",
@@ -319,7 +287,7 @@ impl Run {
         if self.program.verbose {
             say(&format!("{} was not free in time", self.names.join(", ")));
         }
-        Exit(self.busy_code)
+        self.wait.busy()
     }
 }
 

@@ -4,7 +4,7 @@ use super::signals;
 use crate::connection::Connection;
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use clap::Args;
+use clap::{Args, ValueHint};
 use leasehold::Builder;
 use rustix::process::Signal;
 use std::ffi::OsString;
@@ -35,7 +35,7 @@ pub(super) struct Program {
     #[arg(short, long)]
     pub(super) verbose: bool,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub(super) command: Vec<OsString>,
 }
 

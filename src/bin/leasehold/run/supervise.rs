@@ -332,7 +332,7 @@ impl Session<'_> {
 
     /// Stops the tree without the keeper, which is gone or stopped. The orphans of the keeper are below this process.
     async fn stop_alone(mut self, grant: &mut Grant<'_>) -> Result<Outcome, Failure> {
-        if !self.is_lost {
+        if !self.is_lost && self.overdue.is_none() {
             say("the keeper was killed; the program is killed, too");
         }
         let mut denied = HashSet::new();

@@ -38,8 +38,10 @@ const SEARCH: Duration = Duration::from_secs(15);
 const SPAN: Duration = Duration::from_secs(5);
 /// How often a clock is read at once, of which the quickest counts.
 const READINGS: usize = 5;
-/// The number of requests of which the times are judged.
+/// The number of requests of which the times are judged; of a slow server, as many as it answers in [`SPAN`].
 const REQUESTS: usize = 50;
+/// The least number of them.
+const LEAST_REQUESTS: usize = 5;
 /// The settings that are asked for.
 const CONFIG: [&str; 9] = [
     "CONFIG",
@@ -296,11 +298,20 @@ async fn examine_one(subject: Subject, until: Instant) -> Examination {
     };
     let mut seen = Seen::default();
     let mut findings = Vec::new();
+    let start = Instant::now();
     match ask_all(&subject, &inquiry, &mut seen, &mut findings).await {
         Ok(()) => {
             findings.insert(0, Finding::new(Check::Reachable, Verdict::Fine, name, "answers"));
+            if let Some(role) = &seen.role
+                && let Ok(info) = inquiry.ask(&["INFO", "replication"]).await
+            {
+                findings.extend(judge_change(name, *part, role, &info.text()));
+            }
         }
-        Err(error) => findings.push(away(&error.at("while it was examined"))),
+        Err(error) => {
+            let asked = start.elapsed();
+            findings.push(away(&error.at(&format!("after {asked:.1?} of the examination"))));
+        }
     }
     inquiry.close().await;
     let examined = Examined { name: name.clone(), run_id: seen.run_id, clock: seen.clock };
@@ -312,6 +323,8 @@ async fn examine_one(subject: Subject, until: Instant) -> Examination {
 struct Seen {
     run_id: Option<String>,
     clock: Option<WallClock>,
+    /// That of the beginning.
+    role: Option<String>,
 }
 
 /// Asks a server for all that is judged. An error is one of the connection.
@@ -331,6 +344,7 @@ async fn ask_all(
     let info = inquiry.ask(&["INFO"]).await.map(|info| info.text());
     let text = info.as_ref().ok().cloned();
     seen.run_id = text.as_deref().and_then(|info| field(info, "run_id")).map(str::to_owned);
+    seen.role = text.as_deref().and_then(|info| field(info, "role")).map(str::to_owned);
     findings.extend(judge_part(subject, info)?);
     let config = ask(inquiry, &CONFIG).await?;
     let aof = text.as_deref().and_then(|info| field(info, "aof_enabled"));
@@ -476,6 +490,28 @@ fn judge_part(subject: &Subject, info: Result<String>) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// Judges the role that a server has at the end, if it is another one than `before`.
+fn judge_change(name: &str, part: Part, before: &str, info: &str) -> Option<Finding> {
+    let after = field(info, "role").filter(|after| *after != before)?;
+    let (verdict, advice) = match (after, part) {
+        ("slave", Part::Alone | Part::Node) => (
+            Verdict::Failure,
+            "became a replica while it was examined, so that no lock can be acquired here; name the new primary in the URL, or \
+             its sentinels, and look at why it was replaced",
+        ),
+        ("slave", _) => (
+            Verdict::Warning,
+            "became a replica while it was examined: a failover is under way, which may cost leases; look at why it was \
+             replaced, and run this again",
+        ),
+        _ => (
+            Verdict::Warning,
+            "became a primary while it was examined: a failover is under way, which may cost leases; run this again",
+        ),
+    };
+    Some(Finding::new(Check::Role, verdict, name, advice))
+}
+
 /// Reads the clock of a server, some times in a row, of which the quickest counts; or returns why it cannot.
 async fn read_clock(inquiry: &Inquiry) -> Result<Result<WallClock, Asked>> {
     let clock = Clock::system();
@@ -519,8 +555,9 @@ async fn round_trips(subject: &Subject, inquiry: &Inquiry, probe: &str) -> Resul
         return if is_answer { Ok(Some(finding)) } else { Err(error) };
     }
     let clock = Clock::system();
+    let end = Instant::now() + SPAN;
     let mut times = Vec::with_capacity(REQUESTS);
-    for _ in 0..REQUESTS {
+    while times.len() < REQUESTS && (times.len() < LEAST_REQUESTS || Instant::now() < end) {
         let before = clock.now();
         inquiry.run(script, call()).await?;
         times.push(clock.now().saturating_duration_since(before));
@@ -542,6 +579,22 @@ mod tests {
         }
         for words in ["LOADING Redis is loading the dataset in memory", "BUSY Redis is busy"] {
             assert!(judged(words).is_err(), "{words}");
+        }
+    }
+
+    #[test]
+    fn change_of_the_role_is_found() {
+        let judged = |part, before, info| judge_change("it", part, before, info);
+        assert_eq!(judged(Part::Alone, "master", "role:master\r\n"), None);
+        assert_eq!(judged(Part::Alone, "master", ""), None);
+        let in_fleet = Part::Primary { in_cluster: false };
+        for (part, before, after, verdict) in [
+            (Part::Alone, "master", "role:slave\r\n", Verdict::Failure),
+            (in_fleet, "master", "role:slave\r\n", Verdict::Warning),
+            (Part::Replica, "slave", "role:master\r\n", Verdict::Warning),
+        ] {
+            let finding = judged(part, before, after).unwrap();
+            assert_eq!((finding.check, finding.verdict), (Check::Role, verdict), "{finding}");
         }
     }
 

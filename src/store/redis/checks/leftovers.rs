@@ -140,7 +140,8 @@ fn is_of_a_lock(answer: &Reply) -> bool {
 
 /// Returns whether a text begins with the uuid of a manager, and a number: also that of a reader, a writer or a node.
 fn is_holder(text: &str) -> bool {
-    behind_manager(text).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    let number = behind_manager(text).map(|rest| rest.strip_prefix('-').unwrap_or(rest));
+    number.is_some_and(|number| number.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -159,6 +160,7 @@ mod tests {
         assert!(is_of_a_lock(&hash(&[HOLDER])));
         assert!(is_of_a_lock(&hash(&["mode", &format!("{HOLDER}:write")])));
         assert!(is_of_a_lock(&text(HOLDER)));
+        assert!(is_of_a_lock(&text("00000000-0000-4000-8000-000000000000:-7")), "of Redisson");
         for other in ["name", "a:7", "00000000-0000-4000-8000-000000000000", &HOLDER[1..]] {
             assert!(!is_of_a_lock(&hash(&[other])), "{other}");
             assert!(!is_of_a_lock(&text(other)), "{other}");

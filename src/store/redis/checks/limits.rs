@@ -33,6 +33,22 @@ pub(super) fn judge_limits(name: &str, limits: &Limits<'_>, ttl: Duration) -> Ve
             ));
         }
     }
+    let memory = [number("used_memory"), number("maxmemory")];
+    if let [Some(used), Some(most @ 1..)] = memory {
+        let percent = u128::from(used) * 100 / u128::from(most);
+        seen.push(format!("{percent} % of its maxmemory"));
+        let refuses =
+            limits.info.and_then(|info| field(info, "maxmemory_policy")) == Some("noeviction");
+        if percent > 90 && refuses {
+            found.push(find(
+                Verdict::Warning,
+                format!(
+                    "uses {percent} % of its maxmemory, and refuses all writes without memory, so that no lock can be acquired; \
+                     raise maxmemory, or keep less data on this server"
+                ),
+            ));
+        }
+    }
     let Some(config) = limits.config.answer() else {
         let what = "its timeout of idle connections, and its output buffers";
         found.extend(limits.config.not_checked(Check::Limits, name, what, "+config|get"));
@@ -105,6 +121,25 @@ mod tests {
             let expected = if says.is_some() { Verdict::Warning } else { Verdict::Fine };
             assert_eq!(finding.verdict, expected, "{finding}");
             assert!(finding.message().contains(says.unwrap_or("of 100 clients")), "{finding}");
+        }
+    }
+
+    #[test]
+    fn memory_that_is_used_up_is_a_warning() {
+        let config = Asked::Answered(list(Vec::new()));
+        let judged = |used: u32, most: u32, policy: &str| {
+            let info =
+                format!("used_memory:{used}\r\nmaxmemory:{most}\r\nmaxmemory_policy:{policy}\r\n");
+            let limits = Limits { info: Some(&info), config: &config };
+            judge_limits("it", &limits, Duration::from_secs(30)).remove(0)
+        };
+        assert_eq!(judged(91, 100, "noeviction").verdict, Verdict::Warning);
+        assert!(judged(200, 100, "noeviction").message().contains("uses 200 % of its maxmemory"));
+        assert!(judged(90, 100, "noeviction").message().contains("90 % of its maxmemory"));
+        for (used, most, policy) in
+            [(90, 100, "noeviction"), (99, 100, "allkeys-lru"), (99, 0, "noeviction")]
+        {
+            assert_eq!(judged(used, most, policy).verdict, Verdict::Fine, "{used} {most} {policy}");
         }
     }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 /// A clock of which the rate differs by more makes leases shorter than the engine counts with.
 const RATE: f64 = 0.005;
+/// No clock runs faster or slower than that by itself.
+const MOST_RATE: f64 = 0.1;
 
 /// Judges the times that requests took, for a time to live, and for an attempt.
 pub(super) fn judge_round_trips(
@@ -15,11 +17,10 @@ pub(super) fn judge_round_trips(
     attempt: Duration,
 ) -> Option<Finding> {
     took.sort_unstable();
-    let at =
-        |percent: usize| took.get((took.len() * percent).div_ceil(100).checked_sub(1)?).copied();
-    let half = at(50)?;
-    let most = at(99)?;
-    let seen = format!("takes {half:.1?} for a request, and {most:.1?} for 1 of 100");
+    let most = *took.last()?;
+    let half = *took.get((took.len() - 1) / 2)?;
+    let count = took.len();
+    let seen = format!("takes {half:.1?} for a request, and {most:.1?} for the slowest of {count}");
     let limit = ttl / 60;
     let (verdict, advice) = if most > attempt {
         let advice = format!(
@@ -62,7 +63,7 @@ pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) ->
             );
             finding(Verdict::Fine, advice)
         }
-        (true, true) if (early.rate > 0.0) == (late.rate > 0.0) => {
+        (true, true) if early.is_like(late) => {
             let way = if late.rate > 0.0 { "faster" } else { "slower" };
             let cost = if late.rate > 0.0 {
                 "a lease may end there before its holder knows"
@@ -78,14 +79,12 @@ pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) ->
             finding(Verdict::Failure, advice)
         }
         _ => {
-            let step = [early, late]
-                .map(|span| span.step)
-                .into_iter()
-                .max_by(|one, other| one.abs().total_cmp(&other.abs()));
+            let steps = spans.iter().filter(|span| is_off(span));
+            let steps: Vec<_> = steps.map(|span| format!("by {:+.3} s", span.step)).collect();
             let advice = format!(
-                "had its clock stepped by {:+.3} s while it was watched: keys end so much earlier or later than their holders \
+                "had its clock stepped {} while it was watched: keys end so much earlier or later than their holders \
                  count with; have chrony or ntpd slew the clock, not step it",
-                step.unwrap_or_default()
+                steps.join(", then ")
             );
             finding(Verdict::Failure, advice)
         }
@@ -110,6 +109,13 @@ impl Span {
         let unsure = (first.took + second.took).as_secs_f64() / 2.0;
         Self { step, rate: step / time, unsure: unsure / time }
     }
+
+    /// Returns whether a clock of one rate can have gained in both.
+    fn is_like(self, other: Self) -> bool {
+        let apart = (self.rate - other.rate).abs();
+        let most = self.rate.abs().max(other.rate.abs());
+        most < MOST_RATE && apart < most && self.rate.signum() == other.rate.signum()
+    }
 }
 
 #[cfg(test)]
@@ -132,7 +138,7 @@ mod tests {
         {
             assert_eq!(judged(slow).verdict, expected, "{slow}");
         }
-        assert!(judged(1).message().contains("1.0ms"), "{}", judged(1));
+        assert!(judged(1).message().contains("1.0ms for the slowest of 50"), "{}", judged(1));
         assert_eq!(judge_round_trips("it", Vec::new(), ttl, ttl), None);
     }
 
@@ -156,7 +162,9 @@ mod tests {
             ([0, 4950, 9900], Failure, "1.00 % slower"),
             ([0, 5000, 13_000], Failure, "stepped by +3.000 s"),
             ([0, 3000, 8000], Failure, "stepped by -2.000 s"),
-            ([0, 7000, 10_000], Failure, "stepped by"),
+            ([0, 7000, 10_000], Failure, "stepped by +2.000 s, then by -2.000 s"),
+            ([0, 7000, 15_000], Failure, "stepped by +2.000 s, then by +3.000 s"),
+            ([0, 5150, 10_400], Failure, "5.00 % faster"),
         ] {
             let finding = clock(shows, MS);
             assert_eq!(finding.verdict, expected, "{shows:?}: {finding}");

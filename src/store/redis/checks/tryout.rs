@@ -1,5 +1,6 @@
 //! Tries out what locks do, as a manager would that connects to the same servers.
 
+use super::dry_run;
 use super::permissions::{self, Tried, missing_rule, probe_names};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -19,6 +20,7 @@ const TRIES: u32 = 3;
 
 /// Connects, tries the permissions out, and waits for a wake-up. `name`: what findings call the server or the servers.
 pub(super) async fn try_out(address: &Address, name: &str) -> Vec<Finding> {
+    let asked = dry_run::try_out(address).await;
     let address = address.clone().without_preflight();
     let prefix = address.prefix.clone();
     let attempt = address.attempt;
@@ -30,13 +32,7 @@ pub(super) async fn try_out(address: &Address, name: &str) -> Vec<Finding> {
     };
     let tried = timeout(LONGEST, permissions::check(&store)).await;
     let mut findings = vec![match tried.unwrap_or_else(|_| Err(Error::silent())) {
-        Ok(Tried::All) => {
-            let advice = format!(
-                "lets this user hold exclusive locks with the prefix {prefix:?}; not tried: ~leasehold_note:{{{prefix}*, \
-                 &leasehold_inbox:{prefix}*, +unsubscribe, and what other kinds of locks need"
-            );
-            Finding::new(Check::Permissions, Verdict::Fine, name, advice)
-        }
+        Ok(Tried::All) => dry_run::judge(name, &prefix, asked),
         Ok(Tried::KeyOutOfReach(_)) => {
             let rule = missing_rule("NOPERM No permissions to access a key", &prefix);
             let advice = format!(
@@ -48,7 +44,7 @@ pub(super) async fn try_out(address: &Address, name: &str) -> Vec<Finding> {
         }
         Err(error) => failed(name, &error, &prefix),
     }];
-    if findings[0].is_fine() {
+    if findings[0].verdict != Verdict::Failure && findings[0].verdict != Verdict::NotChecked {
         let heard = timeout(LONGEST, is_heard(&store, attempt)).await;
         findings.push(judge_wake_up(name, heard.unwrap_or(Ok(false)), &prefix));
     }
@@ -61,7 +57,7 @@ pub(super) fn failed(name: &str, error: &Error, prefix: &str) -> Finding {
     let rule = reply::words_of(error).and_then(|words| missing_rule(words, prefix));
     let check = match error.kind() {
         ErrorKind::Denied => Check::Permissions,
-        ErrorKind::Rejected => Check::Role,
+        ErrorKind::Rejected => refused_by(error),
         ErrorKind::Invalid | ErrorKind::Unsupported => Check::Settings,
         _ => Check::Reachable,
     };
@@ -72,6 +68,16 @@ pub(super) fn failed(name: &str, error: &Error, prefix: &str) -> Finding {
         None => format!("cannot be used: {}", error.message()),
     };
     Finding::new(check, Verdict::Failure, name, advice)
+}
+
+/// Returns what keeps a server from writes that it refuses.
+fn refused_by(error: &Error) -> Check {
+    match reply::words_of(error).and_then(|words| words.split(' ').next()) {
+        Some("OOM") => Check::Limits,
+        Some("MISCONF") => Check::Persistence,
+        Some("NOREPLICAS") => Check::Replicas,
+        _ => Check::Role,
+    }
 }
 
 /// Returns whether a release wakes a waiter.
@@ -132,6 +138,9 @@ mod tests {
                 "grant +evalsha",
             ),
             ("READONLY You can't write against a read only replica.", Check::Role, "read-only"),
+            ("OOM command not allowed when used memory", Check::Limits, "out of memory"),
+            ("MISCONF Redis is configured to save", Check::Persistence, "cannot save"),
+            ("NOREPLICAS Not enough good replicas", Check::Replicas, "too few replicas"),
             ("LOADING Redis is loading the dataset in memory", Check::Reachable, "loading"),
             ("ERR unknown command 'EVALSHA'", Check::Settings, "cannot be used"),
         ] {

@@ -80,9 +80,12 @@ async fn examine_one(host: &str, address: &Address) -> Vec<Finding> {
             findings.push(judge_session(host, address.session, given, shortest));
         }
     }
-    let answer = timeout(WORD, word(host, b"srvr")).await;
-    let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    findings.extend(judge_server(host, answer.as_deref().ok(), address.session));
+    let ask = async |asked| {
+        let answer = timeout(WORD, word(host, asked)).await;
+        answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).ok()
+    };
+    findings.extend(judge_server(host, ask(b"srvr").await.as_deref(), address.session));
+    findings.push(judge_disk(host, ask(b"mntr").await.as_deref(), address.session));
     findings
 }
 
@@ -200,6 +203,42 @@ fn judge_server(host: &str, answer: Option<&str>, session: Duration) -> Vec<Find
     findings
 }
 
+/// Judges the disk of a server by its answer to `mntr`. Only `srvr` is allowed by default, so its lack is no warning.
+fn judge_disk(host: &str, answer: Option<&str>, session: Duration) -> Finding {
+    let number = |name: &str| {
+        answer?.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+    };
+    let waits = number("zk_cnt_fsynctime\t");
+    let writes = number("zk_cnt_sync_processor_queue_and_flush_time_ms\t").unwrap_or_default();
+    let longest = Duration::from_millis(number("zk_max_fsynctime\t").unwrap_or_default());
+    let find = |check, verdict, advice: String| Finding::new(check, verdict, host, advice);
+    match waits {
+        None => {
+            let advice = "does not show how its disk does; not tried: mntr, which 4lw.commands.whitelist can allow";
+            find(Check::Persistence, Verdict::Fine, advice.to_owned())
+        }
+        Some(0) if writes > 0 => {
+            let advice = "writes its transaction log without a wait for the disk, so a loss of power can forget leases; remove forceSync=no";
+            find(Check::Persistence, Verdict::Warning, advice.to_owned())
+        }
+        Some(_) if longest > session / 20 => {
+            let advice = format!(
+                "has waited for its disk for up to {} ms, more than a twentieth of the session; all requests wait meanwhile; \
+                 give the transaction log a disk of its own",
+                longest.as_millis()
+            );
+            find(Check::Stalls, Verdict::Warning, advice)
+        }
+        Some(_) => {
+            let advice = format!(
+                "waits for the disk that has its transaction log, for {} ms at most",
+                longest.as_millis()
+            );
+            find(Check::Persistence, Verdict::Fine, advice)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,6 +267,26 @@ mod tests {
         assert_eq!(judge_server("zk", None, SESSION)[0].verdict, NotChecked);
         let said = judge_server("zk", Some(answer), SESSION)[0].to_string();
         assert_eq!(said, "zk is ZooKeeper 3.8.0");
+    }
+
+    #[test]
+    fn disk_is_judged_by_the_waits_for_it() {
+        let judged = |answer: Option<&str>| judge_disk("zk", answer, SESSION);
+        assert!(judged(None).is_fine());
+        let refused = judged(Some("mntr is not executed because it is not in the whitelist.\n"));
+        assert!(refused.is_fine() && refused.message().contains("not tried: mntr"), "{refused}");
+        for (waits, longest, writes, check, verdict) in [
+            (17, 1500, 17, Check::Persistence, Fine),
+            (17, 1501, 17, Check::Stalls, Warning),
+            (0, 0, 0, Check::Persistence, Fine),
+            (0, 0, 17, Check::Persistence, Warning),
+        ] {
+            let finding = judged(Some(&format!(
+                "zk_version\t3.8.0\nzk_max_fsynctime\t{longest}\nzk_cnt_fsynctime\t{waits}\n\
+                 zk_cnt_sync_processor_queue_and_flush_time_ms\t{writes}\n"
+            )));
+            assert_eq!((finding.check, finding.verdict), (check, verdict), "{finding}");
+        }
     }
 
     #[test]

@@ -1524,8 +1524,9 @@ mod tests {
         assert!(!joins(&|state| state.lose(Loss::Revoked, None)));
         assert!(!joins(&|state| state.max_until = Some(at(50))));
         // It may have begun T/10 ago, and not earlier, as after a downgrade.
-        assert!(joins(&|state| state.max_until = Some(at(50) + MAX_HOLD - timing().ttl / 10)));
-        let earlier = at(49) + MAX_HOLD - timing().ttl / 10;
+        let longest = MAX_HOLD - timing().ttl / 10;
+        assert!(joins(&|state| state.max_until = Some(at(50) + longest)));
+        let earlier = at(49) + longest;
         assert!(!joins(&|state| state.max_until = Some(earlier)));
         let mut plain = held();
         assert!(!plain.join(&timing(), at(50), None), "its leases are counted in the store");

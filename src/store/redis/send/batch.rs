@@ -24,7 +24,8 @@ use crate::store::redis::scripts::{Script, ScriptCall};
 use crate::store::redis::topology::runtimes::{
     Closable, Nearest, PerRuntime, Reservation, time_is_paused,
 };
-use crate::store::redis::topology::{Connection, Connector, in_place};
+use crate::store::redis::topology::{Connection, Connector};
+use crate::util::in_place::in_place;
 use crate::util::join::{is_one_of_several, send_with_others};
 use crate::util::panics::{caught, run_wakers};
 use crate::util::sync::Mutex;
@@ -269,7 +270,7 @@ impl Batcher {
         });
         let pending = Pending { shared: Arc::clone(&self.shared), slot };
         if here && (first && !several || request.is_apart()) {
-            return in_place(|| run_alone(request, pending));
+            return Box::pin(run_alone(request, pending));
         }
         let (item, verdict) = Waiting::queue(request, pending, several);
         let batcher = self.clone();

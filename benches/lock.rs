@@ -11,7 +11,8 @@ use criterion::{Criterion, criterion_group};
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::{ClusterHash, CustomCommand, Value};
-use kit::Server;
+use kit::look::calls;
+use kit::{Resp, Server};
 use leasehold::{LeaseManager, Lock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
@@ -94,47 +95,74 @@ fn print_ratio(runtime: &Runtime, url: &str) {
     }
 }
 
-/// The mean time of a pair without and with `linger`, in turn, and how many requests a pair with it costs.
-async fn lingering(url: &str) -> (Duration, Duration, f64) {
-    let plain = locks(url, true).await;
+async fn lingering(url: &str) -> LeaseManager {
     let builder = LeaseManager::builder().linger(Duration::from_millis(50));
-    let lingers = builder.connect(url).await.expect("connected");
-    let (mut asks, mut rests) = (plain.lock("plain"), lingers.lock("rests"));
-    let (mut times, mut pairs) = ([Duration::ZERO; 2], 0);
-    for block in 0..100 {
-        for (lock, time) in [&mut asks, &mut rests].into_iter().zip(&mut times) {
-            let start = Instant::now();
-            for _ in 0..500 {
-                pair(lock).await;
-            }
-            // The first blocks warm up.
-            if block >= 10 {
-                *time += start.elapsed();
-            }
-        }
-        pairs += u32::from(block >= 10) * 500;
-    }
-    let stats = lingers.stats();
-    let all = stats.granted + stats.handed_off;
-    // Each grant is followed by a release.
-    (times[0] / pairs, times[1] / pairs, 2.0 * stats.granted as f64 / all as f64)
+    builder.connect(url).await.expect("connected")
 }
 
-fn print_lingering(runtime: &Runtime, url: &str) {
-    let url = url.to_owned();
-    let task = runtime.spawn(async move { lingering(&url).await });
-    let (plain, lingers, requests) = runtime.block_on(task).expect("measured");
-    println!(
-        "the same name again and again, means of 45000 pairs each, taken in turn\n  \
-         without linger {plain:.1?}  with linger {lingers:.2?}, {requests:.3} requests each"
-    );
+/// Pairs of a lock for the same name again and again, with `linger`.
+struct Lingering {
+    /// The mean time of a pair without it, and with it.
+    plain: Duration,
+    lingers: Duration,
+    /// The pairs with it for each grant of the store, and the scripts that the server ran for each.
+    pairs: f64,
+    scripts: f64,
+}
+
+impl Lingering {
+    /// Measures both kinds in turn.
+    async fn measure(url: &str, mut connection: Resp) -> Self {
+        let plain = locks(url, true).await;
+        let leases = lingering(url).await;
+        let (mut asks, mut rests) = (plain.lock("plain"), leases.lock("rests"));
+        let (mut times, mut measured, mut all) = ([Duration::ZERO; 2], 0, 0);
+        let before = calls(&mut connection, "evalsha");
+        for block in 0..100 {
+            for (lock, time) in [&mut asks, &mut rests].into_iter().zip(&mut times) {
+                let start = Instant::now();
+                for _ in 0..500 {
+                    pair(lock).await;
+                }
+                // The first blocks warm up.
+                if block >= 10 {
+                    *time += start.elapsed();
+                }
+            }
+            measured += u32::from(block >= 10) * 500;
+            all += 500;
+        }
+        // Each pair of the other kind is two scripts.
+        let scripts = calls(&mut connection, "evalsha") - before - 2 * all;
+        let grants = leases.stats().granted as f64;
+        Self {
+            plain: times[0] / measured,
+            lingers: times[1] / measured,
+            pairs: all as f64 / grants,
+            scripts: scripts as f64 / grants,
+        }
+    }
+
+    fn print(&self) {
+        let Self { plain, lingers, pairs, scripts } = self;
+        println!(
+            "the same name again and again, means of 45000 pairs each, taken in turn\n  \
+             without linger {plain:.1?}  with linger {lingers:.2?}, {pairs:.0} pairs and {scripts:.2} scripts for each grant of the server"
+        );
+    }
+}
+
+fn print_lingering(runtime: &Runtime, server: &Server) {
+    let (url, connection) = (server.url(), server.connection());
+    let task = runtime.spawn(async move { Lingering::measure(&url, connection).await });
+    runtime.block_on(task).expect("measured").print();
 }
 
 fn uncontended(criterion: &mut Criterion) {
     let server = Server::start();
     let runtime = Runtime::new().expect("a runtime");
     print_ratio(&runtime, &server.url());
-    print_lingering(&runtime, &server.url());
+    print_lingering(&runtime, &server);
 
     let mut group = criterion.benchmark_group("uncontended");
     let bare = runtime.block_on(Bare::connect(&server.url(), true));
@@ -171,6 +199,20 @@ fn uncontended(criterion: &mut Criterion) {
             });
         });
     }
+    // A hand-off in memory each time, but for a release and a grant of the store after each chain.
+    let leases = runtime.block_on(lingering(&server.url()));
+    group.bench_function("lock + unlock that lingers, redis", |bencher| {
+        bencher.to_async(&runtime).iter_custom(|times| {
+            let mut lock = leases.lock("rests");
+            async move {
+                let start = Instant::now();
+                for _ in 0..times {
+                    pair(&mut lock).await;
+                }
+                start.elapsed()
+            }
+        });
+    });
     let leases = runtime.block_on(locks(&server.url(), true));
     group.bench_function("check", |bencher| {
         let lease =

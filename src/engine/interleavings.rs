@@ -1,27 +1,35 @@
 //! How threads interleave at the locks of the engine, explored by shuttle: `.ci/long shuttle`.
 //!
 //! Each thread calls the handles that users have. A thread of its own does the jobs of the worker. Time stands still: no timer fires,
-//! no lease is renewed or lost by the clock. So a waiter that is not woken by what it waits for blocks forever, which shuttle reports
-//! with the schedule that leads there.
+//! no lease is renewed or lost by the clock; the watchdog renews when it is asked to verify. So a waiter that is not woken by what it
+//! waits for blocks forever, which shuttle reports with the schedule that leads there.
 //!
 //! Shuttle switches threads at each lock and unlock of a [`Mutex`](crate::util::sync::Mutex), and at each wait of a future. It
 //! does not switch at the atomics, nor within the channels and notifiers of tokio.
+//!
+//! The batcher of Redis has such a test beside its code, in `src/store/redis/send/batch.rs`.
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::background::jobs::Work;
+    use crate::clock::{Clock, Instant, Sleeper};
+    use crate::engine::background::{self, jobs::Work};
     use crate::engine::hold::handoff;
+    use crate::engine::machine::hold::State;
     use crate::engine::machine::timing::Timing;
     use crate::engine::run::Engine;
     use crate::engine::shared::core::{Core, WorkQueues};
-    use crate::engine::shared::hold::Hold;
+    use crate::engine::shared::hold::{Hold, HolderAndFence};
     use crate::engine::shared::lifecycle::Stage;
+    use crate::engine::shared::options::Options;
+    use crate::engine::shared::schedule::{Schedule, ScheduledCall};
     use crate::engine::shared::settings::Settings;
+    use crate::engine::watchdog;
     use crate::error::{ErrorKind, Loss};
     use crate::locks::lock::Lock;
     use crate::locks::rw_lock::{RwLock, Upgraded};
     use crate::locks::semaphore::Semaphore;
-    use crate::store::{Fencing, MemoryStore, Name};
+    use crate::store::{Fencing, HolderId, MemoryStore, Name, Target};
+    use crate::util::sync::explore as explore_threads;
     use shuttle::future::block_on;
     use shuttle::sync::mpsc;
     use shuttle::thread;
@@ -33,29 +41,13 @@ mod tests {
     use std::time::Duration;
     use uuid::Uuid;
 
-    /// The number of schedules of each test.
-    fn schedules() -> usize {
-        std::env::var("LEASEHOLD_SCHEDULES").map_or(2_000, |count| count.parse().expect("a number"))
-    }
-
-    /// Explores schedules of a test, at random and by priorities that change a few times.
+    /// Explores schedules of a test.
     fn explore(test: impl Fn(&Arc<World>) + Send + Sync + 'static) {
         explore_with(None, test);
     }
 
     fn explore_with(linger: Option<Duration>, test: impl Fn(&Arc<World>) + Send + Sync + 'static) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        // All threads of shuttle run on this one. Nothing drives the runtime: it only lets timers be made.
-        let _in = runtime.enter();
-        let test = Arc::new(test);
-        for by_priority in [false, true] {
-            let test = Arc::clone(&test);
-            let run = move || World::run(linger, |world| test(world));
-            match by_priority {
-                false => shuttle::check_random(run, schedules()),
-                true => shuttle::check_pct(run, schedules(), 3),
-            }
-        }
+        explore_threads(move || World::run(linger, &test));
     }
 
     /// A manager on a memory store, and what is inside.
@@ -125,12 +117,17 @@ mod tests {
         }
     }
 
-    /// Does the jobs of the worker until the engine is no longer needed and none is left.
+    /// Does the work of the worker until the engine is no longer needed and none is left.
     fn work(core: &Arc<Core>, mut queues: WorkQueues) {
         block_on(async {
             loop {
                 tokio::select! {
                     biased;
+                    Some(calls) = queues.calls.recv() => {
+                        for call in calls {
+                            background::renew(core, call).await;
+                        }
+                    }
                     Some(job) = queues.jobs.recv() => Work::new(core, job).run().await,
                     () = core.life.until(Stage::Ending) => break,
                 }
@@ -321,6 +318,127 @@ mod tests {
                 let holds = core.queue.holds();
                 holds.iter().for_each(|hold| hold.lose(core, Loss::Closed));
             }]);
+        });
+    }
+
+    /// Asks the watchdog to verify all holds, as after a reconnect.
+    fn verify(world: &Arc<World>) {
+        for _ in 0..3 {
+            world.engine.core.verify.notify_one();
+            thread::yield_now();
+        }
+    }
+
+    /// The watchdog takes holds out of the schedule while they are handed off, released and renewed. One that is held is there again
+    /// afterwards: nothing else would renew it, or fire its token.
+    #[test]
+    fn hold_that_is_verified_comes_back_into_the_schedule() {
+        explore_with(Some(Duration::from_millis(20)), |world| {
+            let core = &world.engine.core;
+            let (end, ended) = tokio::sync::oneshot::channel();
+            let watchdog = {
+                let core = Arc::clone(core);
+                thread::spawn(move || {
+                    block_on(async {
+                        tokio::select! {
+                            biased;
+                            () = watchdog::run(&core) => {}
+                            _ = ended => {}
+                        }
+                    });
+                })
+            };
+            let lease = block_on(Lock::new(Arc::clone(&world.engine), "held").lock()).unwrap();
+            world.threads([verify as fn(&_), lock_and_unlock, lock_and_drop]);
+            end.send(()).unwrap();
+            watchdog.join().unwrap();
+            let hold = core.queue.holds_of(&Name::new("held").unwrap()).remove(0);
+            // The worker answers what the watchdog has sent. If the hold never comes, this is a schedule without an end.
+            while !core.schedule.all().iter().any(|(_, each)| Arc::ptr_eq(each, &hold)) {
+                thread::yield_now();
+            }
+            lease.check().unwrap();
+            block_on(lease.unlock()).unwrap();
+        });
+    }
+
+    /// A schedule, and the hour from `start` on. Time stands still, so the watchdog wakes only when it is woken.
+    struct Hour {
+        schedule: Schedule,
+        clock: Clock,
+        start: Instant,
+    }
+
+    impl Hour {
+        fn at(&self, minute: u64) -> Instant {
+            self.start + Duration::from_secs(60 * minute)
+        }
+
+        fn hold(&self) -> Arc<Hold> {
+            let state = State::granted(self.start, self.start, None, None);
+            let id = HolderAndFence { holder: HolderId::new(Uuid::nil(), 1), fence: None };
+            let target = Target::exclusive(Name::new("n").unwrap());
+            Hold::new(target, Options::default(), id, self.start, state, None)
+        }
+
+        /// Takes out what is due in this hour each time that the schedule wakes, until that of the minute is there.
+        fn watch_until(&self, minute: u64) {
+            let mut sleeper = Sleeper::new(&self.clock);
+            loop {
+                block_on(self.schedule.wait(&mut sleeper));
+                let due = self.schedule.due(self.at(60)).holds;
+                if due.iter().any(|(at, _)| *at == self.at(minute)) {
+                    break;
+                }
+            }
+        }
+
+        /// Has holds begin and end.
+        fn come_and_go(&self) {
+            for minute in [50, 30, 40, 20] {
+                let hold = self.hold();
+                self.schedule.set(&hold, None, Some(self.at(minute)));
+                if minute < 40 {
+                    self.schedule.set(&hold, Some(self.at(minute)), None);
+                }
+            }
+        }
+
+        /// Has a call sent and answered.
+        fn call(&self) {
+            for minute in [45, 15] {
+                let call = ScheduledCall::new(&self.schedule, Vec::new(), self.at(minute));
+                self.schedule.remove(call.key);
+            }
+        }
+
+        /// Has one hold after the other due earlier.
+        fn move_ahead(&self) {
+            let first = self.hold();
+            let next = self.hold();
+            self.schedule.set(&first, None, Some(self.at(35)));
+            self.schedule.set(&first, Some(self.at(35)), Some(self.at(25)));
+            self.schedule.replace(first.number, Some(self.at(25)), &next, Some(self.at(10)));
+        }
+    }
+
+    #[test]
+    fn watchdog_is_woken_for_what_is_due_first() {
+        explore_threads(|| {
+            let clock = Clock::tokio();
+            let hour = Arc::new(Hour { schedule: Schedule::default(), start: clock.now(), clock });
+            let start = |work: fn(&Hour)| {
+                let hour = Arc::clone(&hour);
+                thread::spawn(move || work(&hour))
+            };
+            let watchdog = start(|hour| hour.watch_until(10));
+            let works = [Hour::come_and_go as fn(&_), Hour::call, Hour::move_ahead];
+            works.map(start).into_iter().for_each(|thread| thread.join().unwrap());
+            watchdog.join().unwrap();
+            // What it was armed for has gone meanwhile.
+            let watchdog = start(|hour| hour.watch_until(5));
+            hour.schedule.set(&hour.hold(), None, Some(hour.at(5)));
+            watchdog.join().unwrap();
         });
     }
 }

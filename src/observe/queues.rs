@@ -65,11 +65,15 @@ enum Rest {
 
 impl Recorded {
     /// Wakes the observers. Call it with no lock held.
+    #[inline]
     pub(crate) fn finish(self) {
         // Most of the time there is nothing.
-        if self.0.is_empty() {
-            return;
+        if !self.0.is_empty() {
+            self.finish_each();
         }
+    }
+
+    fn finish_each(self) {
         for rest in self.0 {
             // The panic hook has reported a panic already.
             let _ = catch_unwind(AssertUnwindSafe(|| match rest {

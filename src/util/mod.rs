@@ -1,7 +1,9 @@
 //! Small helpers without any knowledge of locks: a mutex without poison, traces on a thread of their own, a bound in time,
-//! several calls that begin together.
+//! several calls that begin together, futures on the heap.
 
 pub(crate) mod bound;
+#[cfg(feature = "redis")]
+pub(crate) mod in_place;
 pub(crate) mod join;
 pub(crate) mod panics;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]

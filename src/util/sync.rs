@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-// In the tests of `src/engine/interleavings.rs`, shuttle switches threads at each lock.
+// In tests of how threads interleave, shuttle switches threads at each lock.
 #[cfg(all(test, shuttle))]
 use shuttle::sync as locks;
 #[cfg(not(all(test, shuttle)))]
@@ -25,4 +25,19 @@ impl<T> Mutex<T> {
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Explores schedules of the threads of a test, at random and by priorities that change a few times. A thread that blocks forever
+/// fails the test.
+#[cfg(all(test, shuttle))]
+pub(crate) fn explore(test: impl Fn() + Send + Sync + 'static) {
+    let schedules = std::env::var("LEASEHOLD_SCHEDULES")
+        .map_or(2_000, |count| count.parse().expect("a number"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    // All threads of shuttle run on this one. Nothing drives the runtime: it only lets timers be made.
+    let _in = runtime.enter();
+    let test = std::sync::Arc::new(test);
+    let again = std::sync::Arc::clone(&test);
+    shuttle::check_random(move || test(), schedules);
+    shuttle::check_pct(move || again(), schedules, 3);
 }

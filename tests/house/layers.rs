@@ -238,6 +238,27 @@ fn poison_is_dealt_with_in_one_place() {
     }
 }
 
+/// `.ci/long shuttle` runs the tests whose path has that word.
+#[test]
+fn tests_by_shuttle_are_in_modules_that_the_long_form_runs() {
+    let long = fs::read_to_string(root().join(".ci/long")).expect("readable");
+    assert!(long.contains("cargo test --release --lib --no-default-features interleavings"));
+    let mut seen = 0;
+    for file in sources("src") {
+        let text = fs::read_to_string(&file).expect("readable");
+        if text.contains("use shuttle::thread") {
+            seen += 1;
+            let is_run = file.ends_with("interleavings.rs") || text.contains("mod interleavings {");
+            assert!(
+                is_run,
+                "{}: put its tests by shuttle into `mod interleavings`",
+                file.display()
+            );
+        }
+    }
+    assert!(seen >= 2, "{seen}: these tests have another form now; mend this test");
+}
+
 /// The table of faults names its tests; a test that was renamed must not leave a claim behind.
 #[test]
 fn every_test_that_the_table_of_faults_names_is_there() {

@@ -117,7 +117,7 @@ fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: ScheduledCall) {
 
 /// Renews a batch, by as many calls as the store makes of it. Each is answered by itself. Without an answer a call stays in
 /// the schedule, where the watchdog finds it.
-async fn renew(core: &Arc<Core>, call: ScheduledCall) {
+pub(super) async fn renew(core: &Arc<Core>, call: ScheduledCall) {
     let now = core.now();
     let limit = call.until.saturating_duration_since(now);
     if limit.is_zero() {

@@ -38,6 +38,10 @@ impl<T> Default for Few<T> {
 }
 
 impl<T> Few<T> {
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
     fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.second).chain(&self.more)
     }
@@ -107,7 +111,7 @@ impl<H> Effects<H> {
     }
 
     pub(in crate::engine) fn is_empty(&self) -> bool {
-        self.0.first.is_none()
+        self.0.is_empty()
     }
 
     /// Returns whether a waiter is woken.

@@ -91,6 +91,7 @@ impl Drop for HandedOff {
 
 /// Effects on their way out of the lock: with the wakers instead of the numbers. [`Queue::perform`] performs them.
 #[must_use = "waiters wait for it"]
+#[derive(Default)]
 pub(crate) struct Deferred(Few<DeferredEffect>);
 
 /// An [`Effect`] with the waker of its waiter.
@@ -260,11 +261,20 @@ impl Queue {
         let mut effects = Effects::default();
         let mut state = self.lock();
         let result = run(&mut state, &mut effects);
-        (result, state.defer(effects))
+        // As in `locked`.
+        let deferred = if effects.is_empty() { Deferred::default() } else { state.defer(effects) };
+        (result, deferred)
     }
 
     /// Performs effects. Call it with no lock held: a waker of a user runs here, and may block.
+    #[inline]
     pub(in crate::engine) fn perform(&self, effects: Deferred) {
+        if !effects.0.is_empty() {
+            self.perform_each(effects);
+        }
+    }
+
+    fn perform_each(&self, effects: Deferred) {
         // A waker may block: it delays no hold that goes to the next waiter.
         let mut woken = Few::default();
         effects.0.each(|effect| match effect {

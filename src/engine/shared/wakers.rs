@@ -69,10 +69,12 @@ impl<T> ByNumber<T> {
         self.0.insert(number, item)
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, number: u64) -> Option<T> {
-        if self.0.is_empty() {
-            return None;
-        }
+        if self.0.is_empty() { None } else { self.remove_present(number) }
+    }
+
+    fn remove_present(&mut self, number: u64) -> Option<T> {
         let removed = self.0.remove(&number)?;
         let reserved = 2 * self.0.len() + Self::RESERVED;
         if self.0.capacity() > 4 * reserved {
@@ -105,6 +107,7 @@ impl Wakers {
         self.0.0.get_mut(&number)?.waker.take()
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, number: u64) -> Option<Listener> {
         self.0.remove(number)
     }

@@ -4,6 +4,7 @@ use super::errors::Failure;
 use crate::store::connect::remote::Replicas;
 use crate::store::redis::scripts::reply::{self, Element};
 use crate::store::redis::scripts::{Script, ScriptCall, Word};
+use crate::util::in_place::in_place;
 use fred::bytes::Bytes;
 use fred::clients::Client;
 use fred::error::ErrorKind;
@@ -84,8 +85,8 @@ pub(super) async fn run(
         // Boxed, so that the usual call's future stays small.
         return Box::pin(run_special(script, client, call, timeout, asking)).await;
     }
-    // Pinned where it is created, as in the calls around this one: a future that is moved into the one that awaits it is
-    // copied, all kilobytes of it.
+    // Pinned where it is created, as in the calls around this one: a future that is moved into the one that awaits it takes
+    // its space twice.
     match pin!(send(client, "EVALSHA", name_of(script), call, timeout)).await {
         // Boxed, too.
         Err(error) if is_unknown(&error) => {
@@ -199,8 +200,9 @@ fn send(
     let client = client.with_options(&options(timeout));
     async move {
         let command = CustomCommand::new_static(verb, ClusterHash::Offset(2), false);
-        // The raw frame: fred's values would be only half way to our elements.
-        elements(pin!(client.custom_raw(command, words)).await?)
+        // The raw frame: fred's values would be only half way to our elements. fred's future takes five kilobytes, so it is
+        // boxed where it is created: in this one, it would be copied with all futures around it.
+        elements(in_place(|| client.custom_raw(command, words)).await?)
     }
 }
 

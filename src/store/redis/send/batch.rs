@@ -24,9 +24,11 @@ use crate::store::redis::scripts::{Script, ScriptCall};
 use crate::store::redis::topology::runtimes::{
     Closable, Nearest, PerRuntime, Reservation, time_is_paused,
 };
-use crate::store::redis::topology::{Connection, Connector, in_place};
+use crate::store::redis::topology::{Connection, Connector};
+use crate::util::in_place::in_place;
 use crate::util::join::{is_one_of_several, send_with_others};
 use crate::util::panics::{caught, run_wakers};
+use crate::util::runtime::spawn_on;
 use crate::util::sync::Mutex;
 use crate::util::trace;
 use std::collections::{BTreeMap, VecDeque};
@@ -269,7 +271,7 @@ impl Batcher {
         });
         let pending = Pending { shared: Arc::clone(&self.shared), slot };
         if here && (first && !several || request.is_apart()) {
-            return in_place(|| run_alone(request, pending));
+            return Box::pin(run_alone(request, pending));
         }
         let (item, verdict) = Waiting::queue(request, pending, several);
         let batcher = self.clone();
@@ -314,7 +316,7 @@ impl Driver {
     fn start(batcher: Batcher, slot: usize) {
         let runtime = batcher.shared.runtime.clone();
         // If the runtime has ended, the driver is dropped here, and with it the waiting items.
-        runtime.spawn(Self { batcher, slot, stage: Stage::Collecting }.run());
+        spawn_on(&runtime, Self { batcher, slot, stage: Stage::Collecting }.run());
     }
 
     async fn run(mut self) {
@@ -931,5 +933,62 @@ mod tests {
         assert!(batcher.is_closed());
         let answer = acquire(&batcher, "n", true).await;
         assert!(answer.expect_err("it is closed").to_string().contains("closed"));
+    }
+
+    /// How threads interleave at the lock of a batcher, explored by shuttle: `.ci/long shuttle`.
+    #[cfg(shuttle)]
+    mod interleavings {
+        use super::*;
+        use crate::util::sync::explore;
+        use shuttle::future::block_on;
+        use shuttle::thread;
+        use std::task::{Context, Waker};
+
+        /// Sends a request, waits for its answer, and sends the next one.
+        fn ask(batcher: &Batcher) {
+            for here in [false, true] {
+                let error =
+                    block_on(acquire(batcher, "n", here)).expect_err("no server has the slot");
+                assert_eq!(error.fate(), Fate::NotExecuted);
+            }
+        }
+
+        /// Drops requests: at once, and while they wait. A call of such requests alone is not refused, so those behind them are
+        /// sent by the next one.
+        fn give_up(batcher: &Batcher) {
+            drop(acquire(batcher, "n", false));
+            let mut request = acquire(batcher, "n", false);
+            let _ = request.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            thread::yield_now();
+        }
+
+        fn look(batcher: &Batcher) {
+            for _ in 0..3 {
+                batcher.shared.change(N, |slot| {
+                    assert!(slot.calls <= CALLS, "{} calls", slot.calls);
+                    assert!(slot.waiting.len() <= slot.pending, "one has its answer and waits");
+                    let is_driven = slot.collecting || slot.calls > 0;
+                    assert!(is_driven || slot.waiting.is_empty(), "no driver sends what waits");
+                });
+                thread::yield_now();
+            }
+        }
+
+        #[test]
+        fn every_request_has_a_driver_until_it_is_answered() {
+            explore(|| {
+                let (batcher, _work) = batcher();
+                let works = [ask as fn(&_), ask, give_up, give_up, look];
+                let threads = works.map(|work| {
+                    let batcher = batcher.clone();
+                    thread::spawn(move || work(&batcher))
+                });
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                // The last driver ends by itself. If it does not, this is a schedule without an end.
+                while !at_work(&batcher).is_empty() {
+                    thread::yield_now();
+                }
+            });
+        }
     }
 }

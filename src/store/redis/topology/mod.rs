@@ -31,13 +31,14 @@ use super::scripts::reply::{self, Element};
 use super::scripts::{Script, ScriptCall};
 use crate::error::{Error, Result};
 use crate::store::Signal;
+use crate::util::in_place::in_place;
 pub(super) use all_servers::AllServers;
 use fleet::Fleet;
 /// A server of a fleet.
 pub(super) use fred::types::config::Server;
 use routes::Routes;
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -91,13 +92,6 @@ impl Connection {
             Connection::Fleet(fleet) => fleet.close().await,
         }
     }
-}
-
-/// Boxes a future and writes it in its final place. The future of a call takes six kilobytes, which `Box::pin` would
-/// copy. Of the lone requests of a batcher the compiler copies it all the same.
-#[inline]
-pub(super) fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
-    Box::into_pin(Box::write(Box::new_uninit(), make()))
 }
 
 /// The server to which the connection for requests leads, as far as it is known.

@@ -1,0 +1,253 @@
+//! What calls return, and how soon.
+
+use std::time::Duration;
+
+use leasehold::ErrorKind;
+
+use crate::history::{Backend, Call, Deed, Ending, Failure, Held, History, JobOutcome, Mode, Object, Outcome, Way};
+use crate::judge::{Breach, Window};
+
+/// A nested call asks nothing of the store, and fails by a loss alone.
+pub fn nested_call_is_at_once(history: &History) -> Vec<Breach> {
+    let sentence = "reentrancy: Neither sends a request, so neither waits for the store nor fails because of it. A nested \
+                    `lock` fails with `Lost` once this process knows the loss.";
+    let mut breaches = Vec::new();
+    for (number, call) in history.calls.iter().enumerate().filter(|(_, call)| call.nested) {
+        let is_slow = call.end.is_some() && call.took() > history.rules.slack && !history.trouble_in(call.window());
+        let is_wrong = match &call.outcome {
+            Outcome::Granted => false,
+            // A manager that was closed has lost all leases, too.
+            Outcome::Failed(failure) => !matches!(failure.kind, ErrorKind::Lost | ErrorKind::Closed),
+            _ => true,
+        };
+        if is_slow || is_wrong {
+            let what = format!("the nested call {number} took {:?} and ended with {:?}", call.took(), call.outcome);
+            breaches.push(Breach { promise: "nested_call_is_at_once", sentence, name: call.names[0].clone(), what });
+        }
+    }
+    breaches
+}
+
+/// Whether the guide knows a reason for an error.
+fn has_reason(history: &History, call: &Call, failure: &Failure) -> bool {
+    let Some(end) = call.end else { return false };
+    let backend = history.rules.backend;
+    match failure.kind {
+        ErrorKind::Closed => history.acts.iter().any(|act| {
+            matches!(act.deed, Deed::Close { manager, .. } if manager == call.manager) && act.start.order < end.order
+        }),
+        ErrorKind::Lost => {
+            let nested = call.nested || call.way == Way::Change;
+            nested && failure.loss.is_some_and(|loss| call.names.iter().any(|name| history.has_cause(name, call.manager, loss, end)))
+        }
+        ErrorKind::Unavailable => {
+            let span = Window { from: call.start.at.saturating_sub(history.rules.ttl), to: end.at };
+            // "`Unavailable` if the time passes without an answer of the store."
+            let is_short = matches!(call.way, Way::Timed(time) if time < history.rules.attempt / 4);
+            is_short || history.trouble_of(call.manager, span)
+        }
+        ErrorKind::Unsupported => match backend {
+            Backend::Quorum => matches!(call.object, Object::Fair | Object::Semaphore),
+            Backend::ZooKeeper => call.min_hold.is_some() || !call.lock_delay.is_zero(),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// An error has a reason in the table of errors; contention is none.
+pub fn errors_have_reasons(history: &History) -> Vec<Breach> {
+    let sentence = "errors: A lock that is taken is not an error: `try_lock` and `lock_timeout` return `Ok(None)`. (And the \
+                    table of the kinds of errors.)";
+    let mut breaches = Vec::new();
+    let mut add = |name: &str, what: String| {
+        breaches.push(Breach { promise: "errors_have_reasons", sentence, name: name.to_owned(), what });
+    };
+    for (number, call) in history.calls.iter().enumerate() {
+        if let Outcome::Failed(failure) = &call.outcome {
+            if !has_reason(history, call, failure) {
+                add(&call.names[0], format!("call {number} returned {failure:?}"));
+            }
+        }
+    }
+    for held in &history.leases {
+        let Some(end) = &held.end else { continue };
+        let Some(failure) = &end.failure else { continue };
+        let span = Window { from: end.begin.at.saturating_sub(history.rules.ttl), to: end.done.map_or(end.begin.at, |done| done.at) };
+        let is_known = match failure.kind {
+            ErrorKind::Lost => true,
+            ErrorKind::Unavailable => history.trouble_of(held.manager, span),
+            _ => false,
+        };
+        if !is_known {
+            add(&held.name, format!("the end of the lease of call {} returned {failure:?}", held.call));
+        }
+    }
+    for job in &history.jobs {
+        let JobOutcome::Failed(failure) = &job.outcome else { continue };
+        let Some(end) = job.end else { continue };
+        let span = Window { from: job.start.at.saturating_sub(history.rules.ttl), to: end.at };
+        let closes = history.acts.iter().any(|act| {
+            matches!(act.deed, Deed::Close { manager, .. } if manager == job.manager) && act.start.order < end.order
+        });
+        let is_known = match failure.kind {
+            ErrorKind::Closed => closes,
+            ErrorKind::Lost => failure.loss.is_some_and(|loss| history.has_cause(&job.key, job.manager, loss, end)),
+            ErrorKind::Unavailable => history.trouble_of(job.manager, span),
+            ErrorKind::Unsupported => history.rules.backend == Backend::ZooKeeper,
+            _ => false,
+        };
+        if !is_known {
+            add(&job.key, format!("a job returned {failure:?}"));
+        }
+    }
+    breaches
+}
+
+/// What a store does not support is refused.
+pub fn unsupported_is_refused(history: &History) -> Vec<Breach> {
+    let sentence = "family: Where a store does not support an object, each call returns `Unsupported`, before anything is sent.";
+    let is_wrong = |call: &&Call| {
+        let cannot = match history.rules.backend {
+            Backend::Quorum => matches!(call.object, Object::Fair | Object::Semaphore),
+            Backend::ZooKeeper => call.min_hold.is_some() || !call.lock_delay.is_zero(),
+            _ => false,
+        };
+        cannot && matches!(call.outcome, Outcome::Granted | Outcome::Refused)
+    };
+    let breach = |call: &Call| {
+        let what = format!("{:?} {:?} ended with {:?}", call.object, call.way, call.outcome);
+        Breach { promise: "unsupported_is_refused", sentence, name: call.names[0].clone(), what }
+    };
+    history.calls.iter().filter(is_wrong).map(breach).collect()
+}
+
+/// A call that does not wait is refused only if the name is taken.
+pub fn refusal_has_a_reason(history: &History) -> Vec<Breach> {
+    let sentence = "`Lock::try_lock`: Locks if the name is free now; returns `None` if it is not. (`RwLock::try_read`: if no \
+                    writer holds the name now or waits for it.)";
+    let mut breaches = Vec::new();
+    for (number, call) in history.calls.iter().enumerate() {
+        let is_try = match call.way {
+            Way::Try => true,
+            Way::Timed(time) => time.is_zero(),
+            _ => false,
+        };
+        if call.outcome != Outcome::Refused || !is_try || history.trouble_in(around(history, call)) {
+            continue;
+        }
+        let is_free = |name: &String| !is_kept(history, number, name);
+        let refused_without_reason = if call.any { call.names.iter().any(is_free) } else { call.names.iter().all(is_free) };
+        if refused_without_reason {
+            let what = format!("call {number} was refused, and nothing held the name");
+            breaches.push(Breach { promise: "refusal_has_a_reason", sentence, name: call.names[0].clone(), what });
+        }
+    }
+    breaches
+}
+
+fn around(history: &History, call: &Call) -> Window {
+    Window { from: call.start.at.saturating_sub(history.rules.ttl), to: call.end_at() }
+}
+
+/// Whether something may have kept a call from a name.
+fn is_kept(history: &History, number: usize, name: &str) -> bool {
+    let call = &history.calls[number];
+    let window = call.window();
+    let reads = call.mode == Mode::Read;
+    let calls = history.calls.iter().enumerate().filter(|(other, _)| *other != number);
+    // Another call that was under way, or what it may have left behind.
+    let by_call = calls.filter(|(_, other)| other.has(name) && other.handle != call.handle).any(|(_, other)| {
+        let only_reads = reads && other.mode == Mode::Read && other.way != Way::Change;
+        let left = history.kept_by_call(other, true).is_some_and(|kept| kept.meets(window));
+        !only_reads && (other.window().meets(window) && !other.nested || left)
+    });
+    let by_lease = if let Mode::Permits { count, size } = call.mode {
+        let held = history.leases.iter().filter(|held| held.name == name && history.kept(held).meets(window));
+        let sum: u32 = held.filter_map(|held| if let Mode::Permits { count, .. } = held.mode { Some(count) } else { None }).sum();
+        sum + count > size
+    } else {
+        let keeps = |held: &&Held| held.name == name && held.call != number && !(reads && held.mode == Mode::Read);
+        history.leases.iter().filter(keeps).any(|held| history.kept(held).meets(window))
+    };
+    let by_act = history.acts.iter().any(|act| {
+        let after = history.rules.ttl + history.delay(name) + history.rules.learns();
+        let span = Window { from: act.start.at, to: act.window().to.saturating_add(after) };
+        (act.is_force_on(name) || matches!(act.deed, Deed::Close { .. })) && span.meets(window)
+    });
+    by_call || by_lease || by_act
+}
+
+/// A new lease has more than half of its time.
+pub fn fresh_lease_has_half(history: &History) -> Vec<Breach> {
+    let sentence = "reentrancy: It may be at risk, or have less than half of its time left, where a new grant always has more.";
+    let mut breaches = Vec::new();
+    let rules = &history.rules;
+    let time = if rules.backend == Backend::ZooKeeper { rules.ttl * 3 / 4 } else { rules.ttl };
+    for held in history.leases.iter().filter(|held| !held.nested && held.was_good()) {
+        let call = &history.calls[held.call];
+        let limited = rules.max_hold.is_some() || history.trouble_in(around(history, call)) || call.object == Object::Election;
+        if !limited && held.remaining + rules.slack < time / 2 {
+            let what = format!("the new lease of call {} had {:?} left", held.call, held.remaining);
+            breaches.push(Breach { promise: "fresh_lease_has_half", sentence, name: held.name.clone(), what });
+        }
+    }
+    breaches
+}
+
+/// A forced release returns whether the name was held.
+pub fn force_reports_a_holder(history: &History) -> Vec<Breach> {
+    let sentence = "`LeaseManager::force_unlock`: Returns whether it was held.";
+    let mut breaches = Vec::new();
+    for act in &history.acts {
+        let Deed::Force { name, found: Some(false) } = &act.deed else { continue };
+        let Some(end) = act.end else { continue };
+        let held = history.leases.iter().find(|held| {
+            held.name == *name && held.start.order < act.start.order && held.good_until.order > end.order
+        });
+        let others = history.acts.iter().filter(|other| other.is_force_on(name) && other.window().meets(act.window())).count();
+        if let Some(held) = held.filter(|_| others == 1 && !history.disturbed(name).iter().any(|window| window.from < act.start.at)) {
+            let what = format!("the name of call {} was held all the while, and the answer was no", held.call);
+            breaches.push(Breach { promise: "force_reports_a_holder", sentence, name: name.clone(), what });
+        }
+    }
+    breaches
+}
+
+/// A close takes no longer than it may.
+pub fn close_ends_in_time(history: &History) -> Vec<Breach> {
+    let sentence = "`LeaseManager::close`: The call takes at most the grace and four attempts.";
+    let limit = history.rules.grace + history.rules.attempt * 4 + history.rules.slack;
+    let is_late = |act: &&crate::history::Act| {
+        matches!(act.deed, Deed::Close { .. }) && act.window().to.saturating_sub(act.start.at) > limit
+    };
+    let stalls = history.acts.iter().any(|act| act.deed == Deed::Stall);
+    let breach = |act: &crate::history::Act| {
+        let what = format!("it took {:?}, and may take {limit:?}", act.window().to.saturating_sub(act.start.at));
+        Breach { promise: "close_ends_in_time", sentence, name: String::new(), what }
+    };
+    history.acts.iter().filter(is_late).filter(|_| !stalls).map(breach).collect()
+}
+
+/// When all is over, nothing is left.
+pub fn nothing_is_left(history: &History) -> Vec<Breach> {
+    let sentence = "guarantees: A dropped future keeps the name from others for at most one TTL, or for the TTL and the \
+                    `lock_delay` of its handle. testing: what was dropped is released.";
+    let breach = |left: &crate::history::Leftover| {
+        Breach { promise: "nothing_is_left", sentence, name: String::new(), what: left.what.clone() }
+    };
+    let limit = Duration::from_millis(500) + history.rules.slack;
+    // A nested or shared release waits for nothing; the others wait for the store.
+    let unlocks = history.leases.iter().filter(|held| {
+        let Some(end) = &held.end else { return false };
+        let took = end.done.map_or(Duration::MAX, |done| done.at - end.begin.at);
+        let span = Window { from: end.begin.at.saturating_sub(history.rules.ttl), to: end.begin.at };
+        let is_unlock = matches!(end.how, Ending::Unlock | Ending::UnlockNow);
+        is_unlock && took > limit.max(history.rules.attempt * 2) && !history.trouble_in(span)
+    });
+    let slow = unlocks.map(|held| {
+        let what = format!("the release of call {} took too long", held.call);
+        Breach { promise: "nothing_is_left", sentence, name: held.name.clone(), what }
+    });
+    history.leftovers.iter().map(breach).chain(slow).collect()
+}

@@ -14,3 +14,5 @@ mod world;
 
 #[cfg(test)]
 mod memory;
+#[cfg(test)]
+mod servers;

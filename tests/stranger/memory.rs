@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::store::MemoryStore;
 
-use crate::history::{Backend, Clock, History};
+use crate::history::{Backend, Clock, History, Log};
 use crate::plan::{Plan, Size};
 use crate::promises;
 use crate::trial::{self, Stage};
@@ -22,8 +22,8 @@ fn run(plan: &Plan) -> History {
             }
             _ => Site::Memory(MemoryStore::new()),
         };
-        let clock = Clock::Tokio(tokio::time::Instant::now());
-        let stage = Stage { site, clock, slack: Duration::from_millis(8), prefix: String::new(), patience: 60 };
+        let log = Log::new(plan.rules(Duration::from_millis(8)), Clock::Tokio(tokio::time::Instant::now()));
+        let stage = Stage { site, log, prefix: String::new(), patience: 60 };
         trial::play(plan, stage).await
     })
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use crate::actor::Flow;
-use crate::history::{Clock, History, Leftover, Log};
+use crate::history::{History, Leftover, Log};
 use crate::judge::Breach;
 use crate::plan::Plan;
 use crate::promises;
@@ -35,8 +35,7 @@ pub fn first_seed(default: u64) -> u64 {
 /// Where and how a plan runs.
 pub struct Stage {
     pub site: Site,
-    pub clock: Clock,
-    pub slack: Duration,
+    pub log: Log,
     pub prefix: String,
     /// After how many TTLs a call is given up.
     pub patience: u32,
@@ -44,9 +43,9 @@ pub struct Stage {
 
 /// Runs a plan, and returns its history.
 pub async fn play(plan: &Plan, stage: Stage) -> History {
-    let rules = plan.rules(stage.slack);
+    let log = stage.log;
+    let rules = log.write(|history| history.rules.clone());
     let delay = rules.ttl / 2;
-    let log = Log::new(rules.clone(), stage.clock);
     let world = World::open(plan, log.clone(), stage.site, stage.prefix, rules.ttl * stage.patience).await;
     let mut tasks = tokio::task::JoinSet::new();
     for (number, actor) in plan.actors.iter().enumerate() {

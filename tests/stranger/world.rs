@@ -27,7 +27,8 @@ pub enum Site {
     Memory(MemoryStore),
     /// A quorum of stores in memory.
     Nodes(Vec<MemoryStore>),
-    Servers { url: String, breaker: Box<dyn Breaker> },
+    /// With the histories of all runs that share the servers.
+    Servers { url: String, breaker: Arc<dyn Breaker>, logs: Arc<Mutex<Vec<Log>>> },
 }
 
 /// Breaks real servers, and mends them again before it returns.
@@ -121,17 +122,22 @@ impl World {
 
     /// Lets something go wrong, and waits until it is over.
     pub async fn strike(&self, process: usize, trouble: Trouble) {
-        if let Site::Servers { breaker, .. } = &self.site {
-            let act = self.log.begin(Deed::Trouble { manager: None }, 0);
-            tokio::task::block_in_place(|| breaker.strike(trouble));
-            self.log.finish(act, None);
+        if let Site::Servers { breaker, logs, .. } = &self.site {
+            let logs = logs.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let acts: Vec<usize> = logs.iter().map(|log| log.begin(Deed::Trouble { manager: None }, 0)).collect();
+            let breaker = Arc::clone(breaker);
+            tokio::task::spawn_blocking(move || breaker.strike(trouble)).await.expect("no panic");
+            for (log, act) in logs.iter().zip(acts) {
+                log.finish(act, None);
+            }
             return;
         }
         let incarnation = self.incarnation(process);
         // All of one store, or those of one node, which is a minority: then nothing may be noticed but by the slow.
         let all = incarnation.faults.len();
         let faults = &incarnation.faults[incarnation.number % all];
-        let act = self.log.begin(Deed::Trouble { manager: Some(incarnation.number) }, incarnation.number);
+        let manager = (!matches!(trouble, Trouble::Restart)).then_some(incarnation.number);
+        let act = self.log.begin(Deed::Trouble { manager }, incarnation.number);
         match trouble {
             Trouble::Outage(length) => {
                 faults.outage(length);
@@ -160,6 +166,8 @@ impl World {
                     nodes[incarnation.number % all].restart();
                 }
                 faults.reconnect();
+                // It does not count for a TTL.
+                sleep(self.log.write(|history| history.rules.ttl)).await;
             }
         }
         faults.heal();

@@ -11,9 +11,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::guards::{Guard, Probe, Shared};
 use crate::history::{
-    Body, Call, Deed, End, Ending, Failure, Held, JobCall, JobOutcome, Lost, Mode, Object, Outcome, Stamp, Way,
+    Body, Call, Deed, End, Ending, Failure, Held, JobCall, JobOutcome, Lost, Mode, Object, Outcome,
+    Stamp, Way,
 };
-use crate::plan::{Manner, PERMITS, SLOTS, Step};
+use crate::plan::{Gap, Manner, PERMITS, SLOTS, Step};
+use crate::history::{Pause, Sighting};
 use crate::world::{Incarnation, World};
 
 pub struct Flow {
@@ -38,12 +40,35 @@ struct Ask {
 impl Ask {
     fn new(object: Object, name: String, mode: Mode, way: Way, handle: u64) -> Self {
         let (any, nested) = (false, false);
-        Self { object, names: vec![name], any, mode, way, handle, nested, min_hold: None, lock_delay: Duration::ZERO }
+        Self {
+            object,
+            names: vec![name],
+            any,
+            mode,
+            way,
+            handle,
+            nested,
+            min_hold: None,
+            lock_delay: Duration::ZERO,
+        }
     }
 
     fn again(&self, mode: Mode) -> Self {
         let names = self.names.clone();
         Self { names, mode, way: Way::Wait, nested: true, ..*self }
+    }
+}
+
+/// What is done to the future of a call.
+#[derive(Clone, Copy, Default)]
+struct Limits {
+    abandon: Option<Duration>,
+    pause: Option<Gap>,
+}
+
+impl From<Manner> for Limits {
+    fn from(manner: Manner) -> Self {
+        Self { abandon: manner.abandon, pause: manner.pause }
     }
 }
 
@@ -72,7 +97,8 @@ impl Flow {
                 let kind = if *fair { "fair" } else { "lock" };
                 let name = self.name(kind, *name);
                 let handle = self.world.log.handle();
-                let mut lock = if *fair { at.leases.fair_lock(&name) } else { at.leases.lock(&name) };
+                let mut lock =
+                    if *fair { at.leases.fair_lock(&name) } else { at.leases.lock(&name) };
                 if let Some(min) = min_hold {
                     lock = lock.min_hold(*min);
                 }
@@ -84,12 +110,16 @@ impl Flow {
                 ask.min_hold = *min_hold;
                 ask.lock_delay = *lock_delay;
                 let again = ask.again(Mode::Alone);
-                let Some(first) = self.acquire(&at, ask, manner.abandon, locked(&mut lock, manner.way)).await else { return };
+                let Some(first) =
+                    self.acquire(&at, ask, (*manner).into(), locked(&mut lock, manner.way)).await
+                else {
+                    return;
+                };
                 let mut held = vec![first];
                 for _ in 0..*depth {
                     self.hold(&held, manner.hold / 4).await;
                     let ask = again.again(Mode::Alone);
-                    held.extend(self.acquire(&at, ask, None, locked(&mut lock, Way::Wait)).await);
+                    held.extend(self.acquire(&at, ask, Limits::default(), locked(&mut lock, Way::Wait)).await);
                 }
                 self.hold(&held, manner.hold).await;
                 if *outer_first {
@@ -106,7 +136,8 @@ impl Flow {
                 let mut held = Vec::new();
                 for number in 0..*names {
                     let name = self.name("lock", number);
-                    let ask = Ask::new(Object::Holder, name.clone(), Mode::Alone, manner.way, handle);
+                    let ask =
+                        Ask::new(Object::Holder, name.clone(), Mode::Alone, manner.way, handle);
                     let call = async {
                         match manner.way {
                             Way::Try => holder.try_lock(&name).await,
@@ -115,7 +146,9 @@ impl Flow {
                         }
                     };
                     let call = async { Ok(call.await?.map(Guard::Lease)) };
-                    let Some(lease) = self.acquire(&at, ask, manner.abandon, call).await else { break };
+                    let Some(lease) = self.acquire(&at, ask, (*manner).into(), call).await else {
+                        break;
+                    };
                     held.push(lease);
                     self.hold(&held, manner.hold / 4).await;
                 }
@@ -123,12 +156,15 @@ impl Flow {
                     self.end(lease, manner.ending).await;
                 }
             }
-            Step::Rw { name, write, again, change, manner } => self.rw(&at, *name, *write, *again, *change, *manner).await,
+            Step::Rw { name, write, again, change, manner } => {
+                self.rw(&at, *name, *write, *again, *change, *manner).await
+            }
             Step::Permits { name, count, manner } => {
                 let name = self.name("sem", *name);
                 let semaphore = at.leases.semaphore(&name, PERMITS);
                 let mode = Mode::Permits { count: *count, size: PERMITS };
-                let ask = Ask::new(Object::Semaphore, name, mode, manner.way, self.world.log.handle());
+                let ask =
+                    Ask::new(Object::Semaphore, name, mode, manner.way, self.world.log.handle());
                 let call = async {
                     let permit = match manner.way {
                         Way::Try => semaphore.try_acquire_many(*count).await?,
@@ -142,9 +178,18 @@ impl Flow {
             Step::Slots { index, manner } => {
                 let name = self.name("slot", 0);
                 let slots = at.leases.slots(&name, SLOTS);
-                let mut ask = Ask::new(Object::Slots, String::new(), Mode::Alone, manner.way, self.world.log.handle());
+                let mut ask = Ask::new(
+                    Object::Slots,
+                    String::new(),
+                    Mode::Alone,
+                    manner.way,
+                    self.world.log.handle(),
+                );
                 ask.any = index.is_none();
-                ask.names = (0..SLOTS).filter(|i| index.is_none_or(|index| index == *i)).map(|i| format!("{name}#{i}")).collect();
+                ask.names = (0..SLOTS)
+                    .filter(|i| index.is_none_or(|index| index == *i))
+                    .map(|i| format!("{name}#{i}"))
+                    .collect();
                 if index.is_some() && !matches!(manner.way, Way::Try) {
                     ask.way = Way::Wait;
                 }
@@ -161,12 +206,19 @@ impl Flow {
                 self.whole(&at, ask, *manner, call).await;
             }
             Step::Multi { names, min_hold, again, manner } => {
-                let names: Vec<String> = names.iter().map(|number| self.name("lock", *number)).collect();
+                let names: Vec<String> =
+                    names.iter().map(|number| self.name("lock", *number)).collect();
                 let mut set = at.leases.multi_lock(&names).expect("a set");
                 if let Some(min) = min_hold {
                     set = set.min_hold(*min);
                 }
-                let mut ask = Ask::new(Object::Multi, String::new(), Mode::Alone, manner.way, self.world.log.handle());
+                let mut ask = Ask::new(
+                    Object::Multi,
+                    String::new(),
+                    Mode::Alone,
+                    manner.way,
+                    self.world.log.handle(),
+                );
                 ask.names = names;
                 ask.min_hold = *min_hold;
                 let nested = ask.again(Mode::Alone);
@@ -178,12 +230,14 @@ impl Flow {
                     };
                     Ok(lease.map(Guard::Multi))
                 };
-                let Some(first) = self.acquire(&at, ask, manner.abandon, call).await else { return };
+                let Some(first) = self.acquire(&at, ask, (*manner).into(), call).await else {
+                    return;
+                };
                 let mut held = vec![first];
                 if *again {
                     self.hold(&held, manner.hold / 4).await;
                     let call = async { Ok(Some(Guard::Multi(set.lock().await?))) };
-                    held.extend(self.acquire(&at, nested, None, call).await);
+                    held.extend(self.acquire(&at, nested, Limits::default(), call).await);
                 }
                 self.hold(&held, manner.hold).await;
                 while let Some(lease) = held.pop() {
@@ -192,21 +246,59 @@ impl Flow {
             }
             Step::Job { key, keep, wait, work, fails, abandon } => {
                 let key = self.name("job", *key);
-                self.job(&at, &key, Task { keep: *keep, wait: *wait, work: *work, fails: *fails, abandon: *abandon }).await;
+                self.job(
+                    &at,
+                    &key,
+                    Task {
+                        keep: *keep,
+                        wait: *wait,
+                        work: *work,
+                        fails: *fails,
+                        abandon: *abandon,
+                    },
+                )
+                .await;
             }
             Step::Campaign { manner } => {
                 let name = self.name("lead", 0);
-                let mut candidate = at.leases.election(&name).candidate(format!("actor {}", self.number));
-                let ask = Ask::new(Object::Election, name, Mode::Alone, Way::Wait, self.world.log.handle());
+                let mut candidate =
+                    at.leases.election(&name).candidate(format!("actor {}", self.number));
+                let ask = Ask::new(
+                    Object::Election,
+                    name,
+                    Mode::Alone,
+                    Way::Wait,
+                    self.world.log.handle(),
+                );
                 let call = async { Ok(Some(Guard::Leader(candidate.campaign().await?))) };
                 self.whole(&at, ask, *manner, call).await;
             }
             Step::Lead { terms, hold } => self.lead(&at, *terms, *hold).await,
+            Step::Mixed { object, manner } => {
+                let name = self.name("mix", 0);
+                let handle = self.world.log.handle();
+                let way = manner.way;
+                match object {
+                    0 | 1 => {
+                        let mut lock = at.leases.lock(&name);
+                        let ask = Ask::new(Object::Lock, name, Mode::Alone, way, handle);
+                        self.whole(&at, ask, *manner, locked(&mut lock, way)).await;
+                    }
+                    _ => {
+                        let write = *object == 2;
+                        let mut lock = at.leases.rw_lock(&name);
+                        let ask = Ask::new(Object::Rw, name, if write { Mode::Write } else { Mode::Read }, way, handle);
+                        self.whole(&at, ask, *manner, shared(&mut lock, write, way)).await;
+                    }
+                }
+            }
+            Step::Observe(span) => self.observe(&at, *span).await,
             Step::Steal { name, after, manner } => {
                 let name = self.name("lock", *name);
                 let mut lock = at.leases.lock(&name);
                 let way = after.map_or(Way::Steal, Way::StealAfter);
-                let ask = Ask::new(Object::Lock, name.clone(), Mode::Alone, way, self.world.log.handle());
+                let ask =
+                    Ask::new(Object::Lock, name.clone(), Mode::Alone, way, self.world.log.handle());
                 let act = self.world.log.begin(Deed::Steal { name }, at.number);
                 let call = async {
                     let lease = match after {
@@ -215,7 +307,7 @@ impl Flow {
                     };
                     Ok(lease.map(Guard::Lease))
                 };
-                let lease = self.acquire(&at, ask, manner.abandon, call).await;
+                let lease = self.acquire(&at, ask, (*manner).into(), call).await;
                 self.world.log.finish(act, None);
                 if let Some(lease) = lease {
                     let held = vec![lease];
@@ -234,10 +326,15 @@ impl Flow {
                     7 => self.name("fair", 0),
                     _ => format!("{}#0", self.name("slot", 0)),
                 };
-                let act = self.world.log.begin(Deed::Force { name: name.clone(), found: None }, at.number);
+                let act = self
+                    .world
+                    .log
+                    .begin(Deed::Force { name: name.clone(), found: None }, at.number);
                 let result = at.leases.force_unlock(&name, "it is stuck").await;
                 let found = result.as_ref().ok().copied();
-                self.world.log.write(|history| history.acts[act].deed = Deed::Force { name, found });
+                self.world
+                    .log
+                    .write(|history| history.acts[act].deed = Deed::Force { name, found });
                 self.world.log.finish(act, result.err().map(|error| Failure::from(&error)));
             }
             Step::Delete { name } => {
@@ -251,8 +348,14 @@ impl Flow {
     }
 
     /// Acquires, holds and ends.
-    async fn whole(&self, at: &Incarnation, ask: Ask, manner: Manner, call: impl Future<Output = Result<Option<Guard>>>) {
-        if let Some(lease) = self.acquire(at, ask, manner.abandon, call).await {
+    async fn whole(
+        &self,
+        at: &Incarnation,
+        ask: Ask,
+        manner: Manner,
+        call: impl Future<Output = Result<Option<Guard>>>,
+    ) {
+        if let Some(lease) = self.acquire(at, ask, manner.into(), call).await {
             let held = vec![lease];
             self.hold(&held, manner.hold).await;
             for lease in held {
@@ -266,7 +369,7 @@ impl Flow {
         &self,
         at: &Incarnation,
         ask: Ask,
-        abandon: Option<Duration>,
+        limits: Limits,
         future: impl Future<Output = Result<Option<Guard>>>,
     ) -> Option<Live> {
         let log = &self.world.log;
@@ -286,20 +389,38 @@ impl Flow {
                 lock_delay: ask.lock_delay,
                 start,
                 polled: start,
+                unpolled: None,
                 end: None,
                 outcome: Outcome::Pending,
             });
             history.calls.len() - 1
         });
+        let abandon = limits.abandon;
         let limit = abandon.unwrap_or(self.world.patience);
         let mut polled = start;
+        let mut unpolled = None;
         let result = {
             let mut future = pin!(future);
-            let watched = poll_fn(|context| {
+            let mut watched = pin!(poll_fn(|context| {
                 polled = log.stamp();
                 future.as_mut().poll(context)
-            });
-            timeout(limit, watched).await
+            }));
+            let early = match limits.pause {
+                Some(gap) => match timeout(gap.after, &mut watched).await {
+                    Ok(result) => Some(result),
+                    Err(_) => {
+                        let from = log.stamp();
+                        sleep(gap.length).await;
+                        unpolled = Some(Pause { from, to: log.stamp() });
+                        None
+                    }
+                },
+                None => None,
+            };
+            match early {
+                Some(result) => Ok(result),
+                None => timeout(limit, watched).await,
+            }
         };
         let end = log.stamp();
         let (outcome, guard) = match result {
@@ -313,6 +434,7 @@ impl Flow {
             let call = &mut history.calls[call];
             call.outcome = outcome;
             call.polled = polled;
+            call.unpolled = unpolled;
             call.end = Some(end);
         });
         Some(self.register(at, call, guard?))
@@ -341,6 +463,8 @@ impl Flow {
                     start,
                     good_until: start,
                     unfired_until: start,
+                    reported: None,
+                    holder: lease.holder_id().to_string(),
                     lost: None,
                     end: None,
                 };
@@ -368,6 +492,10 @@ impl Flow {
             for lease in held {
                 for probe in &lease.probes {
                     probe.look(&self.world.log);
+                    // Some actors report what they do, and some hang.
+                    if self.number % 2 == 0 {
+                        probe.report(&self.world.log);
+                    }
                 }
             }
         }
@@ -405,11 +533,21 @@ impl Flow {
             _ => how,
         };
         for probe in &live.probes {
-            let remaining = guard.leases().into_iter().find(|lease| lease.name() == probe.name).map(Lease::remaining);
+            let remaining = guard
+                .leases()
+                .into_iter()
+                .find(|lease| lease.name() == probe.name)
+                .map(Lease::remaining);
             let remaining = remaining.unwrap_or_default();
             self.world.log.write(|history| {
-                history.leases[probe.held].end =
-                    Some(End { how, begin, done: None, failure: None, remaining, token_fired: false });
+                history.leases[probe.held].end = Some(End {
+                    how,
+                    begin,
+                    done: None,
+                    failure: None,
+                    remaining,
+                    token_fired: false,
+                });
             });
         }
     }
@@ -428,26 +566,36 @@ impl Flow {
         }
     }
 
-    async fn rw(&self, at: &Incarnation, name: u64, write: bool, again: Option<bool>, change: bool, manner: Manner) {
+    async fn rw(
+        &self,
+        at: &Incarnation,
+        name: u64,
+        write: bool,
+        again: Option<bool>,
+        change: bool,
+        manner: Manner,
+    ) {
         let name = self.name("rw", name);
         let handle = self.world.log.handle();
         let mut lock = at.leases.rw_lock(&name);
         let mode = if write { Mode::Write } else { Mode::Read };
         let ask = Ask::new(Object::Rw, name, mode, manner.way, handle);
-        let nested = again.map(|writes| ask.again(if writes && write { Mode::Write } else { Mode::Read }));
-        let changed = Ask { way: Way::Change, ..ask.again(if write { Mode::Read } else { Mode::Write }) };
+        let nested =
+            again.map(|writes| ask.again(if writes && write { Mode::Write } else { Mode::Read }));
+        let changed =
+            Ask { way: Way::Change, ..ask.again(if write { Mode::Read } else { Mode::Write }) };
         let call = shared(&mut lock, write, manner.way);
-        let Some(first) = self.acquire(at, ask, manner.abandon, call).await else { return };
+        let Some(first) = self.acquire(at, ask, manner.into(), call).await else { return };
         let mut held = vec![first];
         if let Some(ask) = nested {
             self.hold(&held, manner.hold / 4).await;
             let writes = ask.mode == Mode::Write;
-            held.extend(self.acquire(at, ask, None, shared(&mut lock, writes, Way::Wait)).await);
+            held.extend(self.acquire(at, ask, Limits::default(), shared(&mut lock, writes, Way::Wait)).await);
         }
         self.hold(&held, manner.hold).await;
         while let Some(lease) = held.pop() {
             if change && held.is_empty() {
-                if let Some(lease) = self.change(at, lease, changed, manner.abandon).await {
+                if let Some(lease) = self.change(at, lease, changed, manner.into()).await {
                     let held = vec![lease];
                     self.hold(&held, manner.hold / 2).await;
                     for lease in held {
@@ -461,7 +609,13 @@ impl Flow {
     }
 
     /// Makes the reader the writer, or the writer a reader.
-    async fn change(&self, at: &Incarnation, live: Live, mut ask: Ask, abandon: Option<Duration>) -> Option<Live> {
+    async fn change(
+        &self,
+        at: &Incarnation,
+        live: Live,
+        mut ask: Ask,
+        limits: Limits,
+    ) -> Option<Live> {
         let log = &self.world.log;
         for probe in &live.probes {
             probe.look(log);
@@ -474,7 +628,7 @@ impl Flow {
         let lease = match guard {
             Guard::Write(lease) => {
                 let call = async { Ok(Some(Guard::Read(lease.downgrade().await?))) };
-                self.acquire(at, ask, abandon, call).await
+                self.acquire(at, ask, limits, call).await
             }
             Guard::Read(lease) => {
                 let mut refused = None;
@@ -487,7 +641,7 @@ impl Flow {
                         }
                     }
                 };
-                let lease = self.acquire(at, ask, abandon, call).await;
+                let lease = self.acquire(at, ask, limits, call).await;
                 if let Some(same) = refused {
                     // The lease is as before: it goes on under the same number.
                     for probe in &live.probes {
@@ -517,7 +671,16 @@ impl Flow {
         let number = log.write(|history| {
             let (keep, wait) = (task.keep, task.wait);
             let (key, manager) = (key.to_owned(), at.number);
-            history.jobs.push(JobCall { key, manager, keep, wait, start, body: None, end: None, outcome: JobOutcome::Pending });
+            history.jobs.push(JobCall {
+                key,
+                manager,
+                keep,
+                wait,
+                start,
+                body: None,
+                end: None,
+                outcome: JobOutcome::Pending,
+            });
             history.jobs.len() - 1
         });
         let job = at.leases.once(key).keep(task.keep).wait(task.wait);
@@ -526,7 +689,8 @@ impl Flow {
             let log = body_log;
             let begin = log.stamp();
             log.write(|history| {
-                history.jobs[number].body = Some(Body { start: begin, good_until: begin, returned_ok: None });
+                history.jobs[number].body =
+                    Some(Body { start: begin, good_until: begin, returned_ok: None });
             });
             let token = lease.cancellation_token();
             for _ in 0..4 {
@@ -570,12 +734,41 @@ impl Flow {
         });
     }
 
+    /// Looks at who leads, for a while.
+    async fn observe(&self, at: &Incarnation, span: Duration) {
+        let name = self.name("lead", 0);
+        let view_number = self.world.log.handle();
+        let mut view = at.leases.election(&name).observe();
+        let looking = async {
+            loop {
+                let leader = view.changed().await;
+                let at = self.world.log.stamp();
+                let sighting = Sighting {
+                    view: view_number,
+                    name: name.clone(),
+                    at,
+                    term: leader.term,
+                    holder: leader.holder.as_ref().map(ToString::to_string),
+                    value: leader.value.clone(),
+                };
+                self.world.log.write(|history| history.sightings.push(sighting));
+            }
+        };
+        let _: std::result::Result<(), _> = timeout(span, looking).await;
+    }
+
     /// Leads so many terms by `lead`, as far as it comes in time.
     async fn lead(&self, at: &Incarnation, terms: u64, hold: Duration) {
         let name = self.name("lead", 0);
         let stop = CancellationToken::new();
-        let mut candidate = at.leases.election(&name).candidate(format!("actor {}", self.number)).until(stop.clone());
-        let (world, actor, manager) = (Arc::clone(&self.world), self.number, at.number);
+        let mut candidate = at
+            .leases
+            .election(&name)
+            .candidate(format!("actor {}", self.number))
+            .until(stop.clone());
+        let world = Arc::clone(&self.world);
+        let actor = self.number;
+        let manager = at.number;
         let handle = world.log.handle();
         let mut done = 0;
         let leading = candidate.lead(async move |me: &Leadership| {
@@ -588,7 +781,9 @@ impl Flow {
             stop.cancel();
             if timeout(self.world.patience, leading).await.is_err() {
                 self.world.log.write(|history| {
-                    history.leftovers.push(crate::history::Leftover { what: "`lead` goes on after `until` has fired".to_owned() });
+                    history.leftovers.push(crate::history::Leftover {
+                        what: "`lead` goes on after `until` has fired".to_owned(),
+                    });
                 });
             }
         }
@@ -632,6 +827,7 @@ async fn term(world: &World, me: &Leadership, by: Term) {
             lock_delay: Duration::ZERO,
             start,
             polled: start,
+            unpolled: None,
             end: Some(start),
             outcome: Outcome::Granted,
         });
@@ -649,6 +845,8 @@ async fn term(world: &World, me: &Leadership, by: Term) {
             start,
             good_until: start,
             unfired_until: start,
+            reported: None,
+            holder: me.holder_id().to_string(),
             lost: None,
             end: None,
         });

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use leasehold::{CancellationToken, Leadership, Lease, MultiLease, Permit, ReadLease, Result, Slot, WriteLease};
+use leasehold::{
+    CancellationToken, Leadership, Lease, MultiLease, Permit, ReadLease, Result, Slot, WriteLease,
+};
 
 use crate::history::{Log, Lost};
 
@@ -98,7 +100,9 @@ impl Probe {
     pub fn look(&self, log: &Log) {
         let guard = self.shared.guard();
         let Some(guard) = guard.as_ref() else { return };
-        let Some(lease) = guard.leases().into_iter().find(|lease| lease.name() == self.name) else { return };
+        let Some(lease) = guard.leases().into_iter().find(|lease| lease.name() == self.name) else {
+            return;
+        };
         let before = log.stamp();
         let has_fired = self.token.is_cancelled();
         let checked = lease.check();
@@ -111,10 +115,26 @@ impl Probe {
             match checked {
                 Ok(()) if !has_fired => held.good_until = held.good_until.max(before),
                 Ok(()) => {}
-                Err(error) if held.lost.is_none() => held.lost = Some(Lost { seen: after, loss: error.loss() }),
+                Err(error) if held.lost.is_none() => {
+                    held.lost = Some(Lost { seen: after, loss: error.loss() })
+                }
                 Err(_) => {}
             }
         });
+    }
+}
+
+impl Probe {
+    /// Reports progress of a lease that is good.
+    pub fn report(&self, log: &Log) {
+        let guard = self.shared.guard();
+        let Some(guard) = guard.as_ref() else { return };
+        let Some(lease) = guard.leases().into_iter().find(|lease| lease.name() == self.name) else { return };
+        if lease.check().is_ok() {
+            lease.progress();
+            let reported = log.stamp();
+            log.write(|history| history.leases[self.held].reported = Some(reported));
+        }
     }
 }
 

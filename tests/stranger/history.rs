@@ -38,6 +38,7 @@ pub struct Rules {
     pub grace: Duration,
     pub linger: Option<Duration>,
     pub max_hold: Option<Duration>,
+    pub stall_after: Option<Duration>,
     pub fencing: bool,
     /// How late the machine may be.
     pub slack: Duration,
@@ -129,8 +130,17 @@ pub struct Call {
     pub start: Stamp,
     /// Just before the poll that returned.
     pub polled: Stamp,
+    /// From its last poll before a pause to its first one after it.
+    pub unpolled: Option<Pause>,
     pub end: Option<Stamp>,
     pub outcome: Outcome,
+}
+
+/// A time in which a future was not polled.
+#[derive(Clone, Copy, Debug)]
+pub struct Pause {
+    pub from: Stamp,
+    pub to: Stamp,
 }
 
 /// How a lease was ended by its holder.
@@ -177,6 +187,9 @@ pub struct Held {
     pub good_until: Stamp,
     /// The last moment at which its token had surely not fired.
     pub unfired_until: Stamp,
+    /// When its holder last reported progress, which was good then.
+    pub reported: Option<Stamp>,
+    pub holder: String,
     /// When it was first seen that it was lost, and why.
     pub lost: Option<Lost>,
     pub end: Option<End>,
@@ -191,12 +204,24 @@ pub struct Lost {
 /// What was done to a name, a manager or the store.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Deed {
-    Steal { name: String },
-    Force { name: String, found: Option<bool> },
-    Delete { name: String },
-    Close { manager: usize, failed: Vec<String> },
+    Steal {
+        name: String,
+    },
+    Force {
+        name: String,
+        found: Option<bool>,
+    },
+    Delete {
+        name: String,
+    },
+    Close {
+        manager: usize,
+        failed: Vec<String>,
+    },
     /// The store was away or slow for these managers; `None` for all.
-    Trouble { manager: Option<usize> },
+    Trouble {
+        manager: Option<usize>,
+    },
     /// The machine stood still.
     Stall,
 }
@@ -245,6 +270,17 @@ pub struct Body {
     pub returned_ok: Option<Stamp>,
 }
 
+/// What an observer of an election saw.
+#[derive(Clone, Debug)]
+pub struct Sighting {
+    pub view: u64,
+    pub name: String,
+    pub at: Stamp,
+    pub term: Option<u64>,
+    pub holder: Option<String>,
+    pub value: Option<String>,
+}
+
 /// What was there when all was over and a TTL had passed.
 #[derive(Clone, Debug)]
 pub struct Leftover {
@@ -258,12 +294,19 @@ pub struct History {
     pub leases: Vec<Held>,
     pub acts: Vec<Act>,
     pub jobs: Vec<JobCall>,
+        pub sightings: Vec<Sighting>,
     pub leftovers: Vec<Leftover>,
 }
 
 impl History {
     pub fn new(rules: Rules) -> Self {
-        Self { rules, calls: Vec::new(), leases: Vec::new(), acts: Vec::new(), jobs: Vec::new(), leftovers: Vec::new() }
+        Self {
+            rules,
+            calls: Vec::new(),
+            leases: Vec::new(),
+            acts: Vec::new(),
+            jobs: Vec::new(), sightings: Vec::new(), leftovers: Vec::new(),
+        }
     }
 
     /// The story of a name: its events in their order, a line each.
@@ -272,13 +315,19 @@ impl History {
         let mut add = |stamp: Stamp, text: String| {
             lines.insert(stamp, text);
         };
-        for (number, call) in self.calls.iter().enumerate().filter(|(_, call)| call.names.iter().any(|n| n == name)) {
+        for (number, call) in
+            self.calls.iter().enumerate().filter(|(_, call)| call.names.iter().any(|n| n == name))
+        {
             let nested = if call.nested { ", nested" } else { "" };
             let options = match call.min_hold {
                 Some(min) => format!(", min_hold {min:?}"),
                 None => String::new(),
             };
-            let delay = if call.lock_delay.is_zero() { String::new() } else { format!(", lock_delay {:?}", call.lock_delay) };
+            let delay = if call.lock_delay.is_zero() {
+                String::new()
+            } else {
+                format!(", lock_delay {:?}", call.lock_delay)
+            };
             add(
                 call.start,
                 format!(
@@ -286,6 +335,10 @@ impl History {
                     call.actor, call.manager, call.object, call.mode, call.way, call.handle
                 ),
             );
+            if let Some(pause) = call.unpolled {
+                add(pause.from, format!("call {number} is not polled from here"));
+                add(pause.to, format!("call {number} is polled again"));
+            }
             if let Some(end) = call.end {
                 add(end, format!("call {number}: {:?}", call.outcome));
             }
@@ -311,7 +364,9 @@ impl History {
         }
         for act in &self.acts {
             let is_of_another_name = match &act.deed {
-                Deed::Steal { name: n } | Deed::Force { name: n, .. } | Deed::Delete { name: n } => n != name,
+                Deed::Steal { name: n }
+                | Deed::Force { name: n, .. }
+                | Deed::Delete { name: n } => n != name,
                 _ => false,
             };
             if !is_of_another_name {
@@ -321,8 +376,14 @@ impl History {
                 }
             }
         }
+        for seen in self.sightings.iter().filter(|seen| seen.name == name) {
+            add(seen.at, format!("view {}: term {:?}, {:?}, {:?}", seen.view, seen.term, seen.holder, seen.value));
+        }
         for job in self.jobs.iter().filter(|job| job.key == name) {
-            add(job.start, format!("manager {}: once, keep {:?}, wait {:?}", job.manager, job.keep, job.wait));
+            add(
+                job.start,
+                format!("manager {}: once, keep {:?}, wait {:?}", job.manager, job.keep, job.wait),
+            );
             if let Some(body) = job.body {
                 add(body.start, format!("manager {}: body begins", job.manager));
                 if let Some(ok) = body.returned_ok {
@@ -335,7 +396,8 @@ impl History {
         }
         let mut story = String::new();
         for (stamp, text) in lines {
-            let _ = writeln!(story, "  {:>6} {:>12.6} s  {text}", stamp.order, stamp.at.as_secs_f64());
+            let _ =
+                writeln!(story, "  {:>6} {:>12.6} s  {text}", stamp.order, stamp.at.as_secs_f64());
         }
         story
     }

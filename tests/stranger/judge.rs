@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use leasehold::Loss;
 
-use crate::history::{Act, Call, Deed, End, Ending, Held, History, Mode, Object, Outcome, Stamp, Way};
+use crate::history::{
+    Act, Call, Deed, End, Ending, Held, History, Mode, Object, Outcome, Stamp, Way,
+};
 
 /// A promise that was broken.
 #[derive(Clone, Debug)]
@@ -43,7 +45,9 @@ impl Act {
     /// Whether it takes a name from its holder.
     pub fn is_force_on(&self, name: &str) -> bool {
         match &self.deed {
-            Deed::Steal { name: n } | Deed::Force { name: n, .. } | Deed::Delete { name: n } => n == name,
+            Deed::Steal { name: n } | Deed::Force { name: n, .. } | Deed::Delete { name: n } => {
+                n == name
+            }
             _ => false,
         }
     }
@@ -59,15 +63,19 @@ impl Held {
     pub fn excludes(&self, other: &Self) -> bool {
         let is_other_holder = self.handle != other.handle || !self.nested && !other.nested;
         let are_readers = self.mode == Mode::Read && other.mode == Mode::Read;
-        let are_permits = matches!(self.mode, Mode::Permits { .. });
+        let are_permits = matches!((self.mode, other.mode), (Mode::Permits { .. }, Mode::Permits { .. }));
         is_other_holder && !are_readers && !are_permits
     }
 
     /// Whether it ended by a release that succeeded, before any loss.
     pub fn clean_end(&self) -> Option<&End> {
         let end = self.end.as_ref()?;
-        let released = matches!(end.how, Ending::Unlock | Ending::UnlockNow | Ending::Drop | Ending::UnlockDropped);
-        (released && self.lost.is_none() && end.failure.is_none() && end.done.is_some()).then_some(end)
+        let released = matches!(
+            end.how,
+            Ending::Unlock | Ending::UnlockNow | Ending::Drop | Ending::UnlockDropped
+        );
+        (released && self.lost.is_none() && end.failure.is_none() && end.done.is_some())
+            .then_some(end)
     }
 }
 
@@ -102,7 +110,8 @@ impl History {
     }
 
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.calls.iter().flat_map(|call| call.names.iter().cloned()).collect();
+        let mut names: Vec<String> =
+            self.calls.iter().flat_map(|call| call.names.iter().cloned()).collect();
         names.sort();
         names.dedup();
         names
@@ -110,7 +119,12 @@ impl History {
 
     /// The longest delay of a handle for a name.
     pub fn delay(&self, name: &str) -> Duration {
-        self.calls.iter().filter(|call| call.has(name)).map(|call| call.lock_delay).max().unwrap_or_default()
+        self.calls
+            .iter()
+            .filter(|call| call.has(name))
+            .map(|call| call.lock_delay)
+            .max()
+            .unwrap_or_default()
     }
 
     /// Whether a store was away for anyone, or the machine stood still, in a window.
@@ -135,9 +149,12 @@ impl History {
             let mut window = act.window();
             window.to = window.to.saturating_add(self.rules.learns());
             let abandoned = |call: &Call| {
-                call.has(name) && call.outcome == Outcome::Abandoned && matches!(call.way, Way::Steal | Way::StealAfter(_))
+                call.has(name)
+                    && call.outcome == Outcome::Abandoned
+                    && matches!(call.way, Way::Steal | Way::StealAfter(_))
             };
-            if self.trouble_in(window) || self.calls.iter().any(abandoned) || act.failure.is_some() {
+            if self.trouble_in(window) || self.calls.iter().any(abandoned) || act.failure.is_some()
+            {
                 window.to = window.to.saturating_add(self.rules.ttl);
             }
             windows.push(window);
@@ -172,13 +189,17 @@ impl History {
     /// Whether a loss has a cause that the guide knows.
     pub fn has_cause(&self, name: &str, manager: usize, loss: Loss, seen: Stamp) -> bool {
         let forced = |is: fn(&Deed) -> bool| {
-            self.acts.iter().any(|act| act.is_force_on(name) && is(&act.deed) && act.start.order < seen.order)
+            self.acts
+                .iter()
+                .any(|act| act.is_force_on(name) && is(&act.deed) && act.start.order < seen.order)
         };
         let recent = Window { from: seen.at.saturating_sub(self.rules.ttl * 2), to: seen.at };
         match loss {
             Loss::MaxHold => self.rules.max_hold.is_some(),
+            Loss::Stalled => self.rules.stall_after.is_some(),
             Loss::Closed => self.acts.iter().any(|act| {
-                matches!(act.deed, Deed::Close { manager: who, .. } if who == manager) && act.start.order < seen.order
+                matches!(act.deed, Deed::Close { manager: who, .. } if who == manager)
+                    && act.start.order < seen.order
             }),
             Loss::Stolen => forced(|deed| matches!(deed, Deed::Steal { .. })),
             Loss::Revoked => forced(|deed| matches!(deed, Deed::Force { .. })),
@@ -195,12 +216,16 @@ impl History {
         let long = rules.ttl + call.lock_delay + rules.slack;
         let Some(end) = &held.end else { return long };
         let done = end.done.map_or(END, |done| done.at);
-        let around = Window { from: end.begin.at.saturating_sub(rules.ttl), to: done.saturating_add(rules.attempt * 2) };
+        let around = Window {
+            from: end.begin.at.saturating_sub(rules.ttl),
+            to: done.saturating_add(rules.attempt * 2),
+        };
         if held.lost.is_some() || end.failure.is_some() || self.trouble_in(around) {
             return long;
         }
         let lingers = matches!(call.object, Object::Lock | Object::Holder);
-        let linger = if lingers && rules.linger.is_some() { rules.ttl / 10 } else { Duration::ZERO };
+        let linger =
+            if lingers && rules.linger.is_some() { rules.ttl / 10 } else { Duration::ZERO };
         match end.how {
             Ending::Unlock => linger,
             Ending::UnlockNow => Duration::ZERO,
@@ -231,15 +256,26 @@ impl History {
         } else {
             rules.attempt
         };
-        let troubled = self.trouble_in(Window { from: from.saturating_sub(rules.ttl), to: to.saturating_add(rules.attempt * 2) });
+        let troubled = self.trouble_in(Window {
+            from: from.saturating_sub(rules.ttl),
+            to: to.saturating_add(rules.attempt * 2),
+        });
+        // "A grant that it has not seen ends after a TTL at most."
+        if let Some(pause) = call.unpolled {
+            return Some(Window { from: pause.from.at, to: to.saturating_add(long) });
+        }
         let from = if call.object == Object::Multi && sets_wait { from } else { call.polled.at };
         match &call.outcome {
-            Outcome::Abandoned if !troubled => Some(Window { from, to: to + arrival.max(rules.attempt * 2) }),
+            Outcome::Abandoned if !troubled => {
+                Some(Window { from, to: to + arrival.max(rules.attempt * 2) })
+            }
             Outcome::Abandoned | Outcome::Failed(_) => Some(Window { from, to: to + long }),
             Outcome::Refused if troubled => Some(Window { from, to: to + long }),
             Outcome::Refused => Some(Window { from, to: to + arrival }),
             Outcome::Granted if call.any => Some(Window { from, to: to + rules.attempt * 2 }),
-            _ if call.object == Object::Multi && sets_wait => Some(Window { from, to: to.saturating_add(rules.attempt) }),
+            _ if call.object == Object::Multi && sets_wait => {
+                Some(Window { from, to: to.saturating_add(rules.attempt) })
+            }
             _ => None,
         }
     }
@@ -256,11 +292,16 @@ impl History {
                 windows.extend(self.kept_by_call(call, sets_wait));
             }
         }
+        if let Some(pause) = me.unpolled {
+            windows.push(Window { from: pause.from.at, to: pause.to.at });
+        }
         let delay = self.delay(name);
         for act in &self.acts {
             let mut window = act.window();
             let after = match act.deed {
-                Deed::Trouble { .. } | Deed::Stall => self.rules.ttl + delay + self.rules.attempt * 2,
+                Deed::Trouble { .. } | Deed::Stall => {
+                    self.rules.ttl + delay + self.rules.attempt * 2
+                }
                 Deed::Close { .. } => self.rules.ttl + delay,
                 _ if act.is_force_on(name) => self.rules.learns() + self.rules.ttl + delay,
                 _ => continue,
@@ -279,9 +320,15 @@ impl History {
             self.outside(call.window(), windows).map_or(Duration::ZERO, |part| part.to - part.from)
         };
         if call.any {
-            return call.names.iter().map(|name| gap(&self.blockers(name, number, sets_wait))).max().unwrap_or_default();
+            return call
+                .names
+                .iter()
+                .map(|name| gap(&self.blockers(name, number, sets_wait)))
+                .max()
+                .unwrap_or_default();
         }
-        let all: Vec<Window> = call.names.iter().flat_map(|name| self.blockers(name, number, sets_wait)).collect();
+        let all: Vec<Window> =
+            call.names.iter().flat_map(|name| self.blockers(name, number, sets_wait)).collect();
         gap(&all)
     }
 }

@@ -14,6 +14,7 @@ pub struct Settings {
     pub handoffs: Option<u32>,
     pub linger: Option<Duration>,
     pub max_hold: Option<Duration>,
+    pub stall_after: Option<Duration>,
     pub fencing: bool,
 }
 
@@ -23,25 +24,86 @@ pub struct Manner {
     pub way: Way,
     /// The future is dropped after this time.
     pub abandon: Option<Duration>,
+    /// The future is not polled for a while.
+    pub pause: Option<Gap>,
     pub hold: Duration,
     pub ending: Ending,
+}
+
+/// When a future is left alone, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Gap {
+    pub after: Duration,
+    pub length: Duration,
 }
 
 #[derive(Clone, Debug)]
 pub enum Step {
     Rest(Duration),
-    Lock { name: u64, fair: bool, min_hold: Option<Duration>, lock_delay: Duration, depth: u64, outer_first: bool, manner: Manner },
-    Holder { names: u64, manner: Manner },
-    Rw { name: u64, write: bool, again: Option<bool>, change: bool, manner: Manner },
-    Permits { name: u64, count: u32, manner: Manner },
-    Slots { index: Option<u32>, manner: Manner },
-    Multi { names: Vec<u64>, min_hold: Option<Duration>, again: bool, manner: Manner },
-    Job { key: u64, keep: Duration, wait: Duration, work: Duration, fails: bool, abandon: Option<Duration> },
-    Campaign { manner: Manner },
-    Lead { terms: u64, hold: Duration },
-    Steal { name: u64, after: Option<Duration>, manner: Manner },
-    Force { name: u64 },
-    Delete { name: u64 },
+    Lock {
+        name: u64,
+        fair: bool,
+        min_hold: Option<Duration>,
+        lock_delay: Duration,
+        depth: u64,
+        outer_first: bool,
+        manner: Manner,
+    },
+    Holder {
+        names: u64,
+        manner: Manner,
+    },
+    Rw {
+        name: u64,
+        write: bool,
+        again: Option<bool>,
+        change: bool,
+        manner: Manner,
+    },
+    Permits {
+        name: u64,
+        count: u32,
+        manner: Manner,
+    },
+    Slots {
+        index: Option<u32>,
+        manner: Manner,
+    },
+    Multi {
+        names: Vec<u64>,
+        min_hold: Option<Duration>,
+        again: bool,
+        manner: Manner,
+    },
+    Job {
+        key: u64,
+        keep: Duration,
+        wait: Duration,
+        work: Duration,
+        fails: bool,
+        abandon: Option<Duration>,
+    },
+    Campaign {
+        manner: Manner,
+    },
+    Lead {
+        terms: u64,
+        hold: Duration,
+    },
+        /// Asks for a name that others ask for as another kind of lock.
+    Mixed { object: u64, manner: Manner },
+    Observe(Duration),
+    Steal {
+        name: u64,
+        after: Option<Duration>,
+        manner: Manner,
+    },
+    Force {
+        name: u64,
+    },
+    Delete {
+        name: u64,
+    },
     Close,
 }
 
@@ -64,6 +126,8 @@ pub enum Trouble {
     LoseReplies(usize),
     /// Requests are this much later, for a while.
     Slow { by: Duration, span: Duration },
+    /// Answers are lost, and requests run after this time, when nobody expects them.
+    RunLate(Duration),
     /// The server, or one of its nodes, restarts.
     Restart,
 }
@@ -102,12 +166,20 @@ pub struct Size {
 impl Plan {
     pub fn new(seed: u64, backend: Backend, ttl: Option<Duration>, size: Size) -> Self {
         let mut dice = Dice::new(seed);
-        let ttl = ttl.unwrap_or_else(|| dice.pick(&[Duration::from_millis(600), Duration::from_secs(3), Duration::from_secs(30)]));
+        let ttl = ttl.unwrap_or_else(|| {
+            dice.pick(&[
+                Duration::from_millis(600),
+                Duration::from_secs(3),
+                Duration::from_secs(30),
+            ])
+        });
         let keeps_time = backend != Backend::ZooKeeper;
         let can_linger = matches!(backend, Backend::Memory | Backend::Redis);
         let linger = (can_linger && dice.percent(35)).then(|| ttl / 12);
         // Where nothing is handed off, nothing can rest.
-        let handoffs = dice.percent(35).then(|| dice.pick(if linger.is_some() { &[1, 5] } else { &[0, 1, 5] }));
+        let handoffs = dice
+            .percent(35)
+            .then(|| dice.pick(if linger.is_some() { &[1, 5] } else { &[0, 1, 5] }));
         let settings = Settings {
             ttl,
             grace: dice.percent(25).then(|| (ttl / 5).max(Duration::from_millis(10))),
@@ -115,11 +187,12 @@ impl Plan {
             handoffs,
             linger,
             max_hold: dice.percent(25).then(|| ttl / 2),
+            stall_after: dice.percent(20).then(|| ttl / 3),
             fencing: !dice.percent(20),
         };
         let processes = 1 + dice.index(usize::try_from(size.processes).expect("small"));
         // What most of the actors of a run do, so that they meet.
-        let themes: Vec<u64> = (0..1 + dice.below(3)).map(|_| dice.below(11)).collect();
+        let themes: Vec<u64> = (0..1 + dice.below(3)).map(|_| dice.below(12)).collect();
         let forces = dice.percent(35);
         let closes = dice.percent(30);
         let mut actors = Vec::new();
@@ -127,7 +200,7 @@ impl Plan {
             let process = dice.index(processes);
             let mut steps = Vec::new();
             for _ in 0..1 + dice.below(size.steps) {
-                let theme = if dice.percent(90) { dice.pick(&themes) } else { dice.below(11) };
+                let theme = if dice.percent(90) { dice.pick(&themes) } else { dice.below(12) };
                 let mut drawn = draw(&mut dice, theme, ttl, keeps_time);
                 if forces && dice.percent(8) {
                     drawn = force(&mut dice, ttl, backend);
@@ -146,7 +219,11 @@ impl Plan {
         if dice.percent(45) {
             for _ in 0..1 + dice.below(5) {
                 let trouble = mishap(&mut dice, ttl);
-                mishaps.push(Mishap { after: dice.time(ttl * 3), process: dice.index(processes), trouble });
+                mishaps.push(Mishap {
+                    after: dice.time(ttl * 3),
+                    process: dice.index(processes),
+                    trouble,
+                });
             }
         }
         Self { seed, backend, processes, settings, actors, mishaps }
@@ -158,7 +235,8 @@ impl Plan {
         // "With ZooKeeper, T is three quarters of your `ttl`."
         let t = if self.backend == Backend::ZooKeeper { ttl * 3 / 4 } else { ttl };
         // "It may take T/10, at least 250 ms and at most 10 s, but never more than T/6."
-        let attempt = (t / 10).clamp(Duration::from_millis(250), Duration::from_secs(10)).min(t / 6);
+        let attempt =
+            (t / 10).clamp(Duration::from_millis(250), Duration::from_secs(10)).min(t / 6);
         // "1 s, or T/3 if less"
         let poll = self.settings.poll.unwrap_or_else(|| Duration::from_secs(1).min(t / 3));
         // "T/10, from 10 ms to 2 s"
@@ -171,6 +249,7 @@ impl Plan {
             grace: self.settings.grace.unwrap_or(grace),
             linger: self.settings.linger,
             max_hold: self.settings.max_hold,
+            stall_after: self.settings.stall_after,
             fencing: self.settings.fencing,
             slack,
         }
@@ -191,7 +270,14 @@ fn manner(dice: &mut Dice, ttl: Duration) -> Manner {
         17..19 => Ending::UnlockDropped,
         _ => Ending::Forget,
     };
-    Manner { way, abandon: dice.percent(12).then(|| dice.time(ttl / 2)), hold: dice.time(ttl), ending }
+        let pause = dice.percent(10).then(|| Gap { after: dice.time(ttl / 8), length: dice.time(ttl * 2) });
+    Manner {
+        way,
+        abandon: dice.percent(12).then(|| dice.time(ttl / 2)),
+        pause,
+        hold: dice.time(ttl),
+        ending,
+    }
 }
 
 fn draw(dice: &mut Dice, theme: u64, ttl: Duration, keeps_time: bool) -> Step {
@@ -202,7 +288,11 @@ fn draw(dice: &mut Dice, theme: u64, ttl: Duration, keeps_time: bool) -> Step {
             name: dice.below(2),
             fair: theme == 2,
             min_hold,
-            lock_delay: if keeps_time && dice.percent(12) { dice.time(ttl / 2) } else { Duration::ZERO },
+            lock_delay: if keeps_time && dice.percent(12) {
+                dice.time(ttl / 2)
+            } else {
+                Duration::ZERO
+            },
             depth: dice.below(5).saturating_sub(2),
             outer_first: dice.percent(30),
             manner,
@@ -229,8 +319,11 @@ fn draw(dice: &mut Dice, theme: u64, ttl: Duration, keeps_time: bool) -> Step {
             fails: dice.percent(30),
             abandon: dice.percent(15).then(|| dice.time(ttl)),
         },
+        10 => Step::Mixed { object: dice.below(4), manner },
         _ => {
-            if dice.percent(40) {
+            if dice.percent(20) {
+                Step::Observe(dice.time(ttl * 3))
+            } else if dice.percent(40) {
                 Step::Lead { terms: 1 + dice.below(3), hold: dice.time(ttl / 2) }
             } else {
                 Step::Campaign { manner }
@@ -253,12 +346,13 @@ fn force(dice: &mut Dice, ttl: Duration, backend: Backend) -> Step {
 }
 
 fn mishap(dice: &mut Dice, ttl: Duration) -> Trouble {
-    match dice.below(7) {
+    match dice.below(8) {
         0 => Trouble::Outage(dice.time(ttl * 3 / 2)),
         1 => Trouble::Hang(dice.time(ttl)),
         2 => Trouble::HoldReplies(dice.time(ttl)),
         3 | 4 => Trouble::LoseReplies(1 + dice.index(4)),
-        5 => Trouble::Slow { by: dice.time(ttl / 12), span: dice.time(ttl) },
+        5 => Trouble::RunLate(dice.time(ttl)),
+        6 => Trouble::Slow { by: dice.time(ttl / 12), span: dice.time(ttl) },
         _ => Trouble::Restart,
     }
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use kit::zookeeper::{TICK, ZooKeeper};
 use kit::{Mode, Proxy, Server};
 
-use crate::history::{Act, Backend, Clock, Deed, Log};
+use crate::history::{Act, Backend, Clock, Deed, History, Log};
 use crate::plan::{Plan, Size, Trouble};
-use crate::trial::{self, Stage};
+use crate::trial::{self, Stage, Tally};
 use crate::world::{Breaker, Site};
 
 /// How late the machine may be.
@@ -18,7 +18,7 @@ const SLACK: Duration = Duration::from_millis(400);
 /// What counts as a stall of the machine.
 const STALL: Duration = Duration::from_millis(40);
 /// How many plans run at one time, on the same servers.
-const TOGETHER: usize = 3;
+const TOGETHER: usize = 5;
 
 /// A Redis server behind a proxy.
 struct Node {
@@ -52,9 +52,16 @@ impl Node {
                 self.server.resume();
             }
             Trouble::HoldReplies(length) => {
-                let modes = [Mode::HoldReplies, Mode::HoldRequests, Mode::BlackHole, Mode::DropReplies, Mode::Refuse];
+                let modes = [
+                    Mode::HoldReplies,
+                    Mode::HoldRequests,
+                    Mode::BlackHole,
+                    Mode::DropReplies,
+                    Mode::Refuse,
+                ];
                 cut(modes[length.subsec_micros() as usize % modes.len()], length);
             }
+            Trouble::RunLate(length) => cut(Mode::HoldRequests, length),
             Trouble::LoseReplies(1) => cut(Mode::Duplicate, Duration::from_millis(500)),
             Trouble::LoseReplies(times) => {
                 for time in 1..=times {
@@ -105,13 +112,15 @@ impl Breaker for Ensemble {
                 self.servers.launch(peer);
                 self.servers.wait_for(&[0, 1, 2]);
             }
-            Trouble::Hang(length) | Trouble::HoldReplies(length) | Trouble::Slow { span: length, .. } => {
+            Trouble::Hang(length)
+            | Trouble::HoldReplies(length)
+            | Trouble::Slow { span: length, .. } => {
                 self.servers.freeze(peer);
                 thread::sleep(length);
                 self.servers.thaw(peer);
                 self.servers.wait_for(&[0, 1, 2]);
             }
-            Trouble::LoseReplies(_) => {}
+            Trouble::LoseReplies(_) | Trouble::RunLate(_) => {}
         }
     }
 }
@@ -129,7 +138,13 @@ impl Stalls {
                 thread::sleep(Duration::from_millis(4));
                 let now = log.stamp();
                 if now.at - before.at > STALL {
-                    let act = Act { deed: Deed::Stall, manager: 0, start: before, end: Some(now), failure: None };
+                    let act = Act {
+                        deed: Deed::Stall,
+                        manager: 0,
+                        start: before,
+                        end: Some(now),
+                        failure: None,
+                    };
                     log.write(|history| history.acts.push(act));
                 }
                 before = now;
@@ -145,6 +160,12 @@ impl Drop for Stalls {
     }
 }
 
+/// What came of a plan.
+struct Finished {
+    history: History,
+    report: Option<String>,
+}
+
 /// Where plans run.
 struct Ground {
     backend: Backend,
@@ -155,18 +176,32 @@ struct Ground {
 
 /// Runs plans, some at a time, until the time is over.
 fn try_seeds(ground: &Ground, default: Duration) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let end = Instant::now() + trial::span(default);
     let given = trial::seed();
     let mut seed = given.unwrap_or_else(|| trial::first_seed(1));
     let mut runs = 0;
+    let mut tally = Tally::default();
     while runs == 0 || Instant::now() < end {
         let count = if given.is_some() { 1 } else { TOGETHER };
         let logs = Arc::new(std::sync::Mutex::new(Vec::new()));
         let mut tasks = Vec::new();
         for _ in 0..count {
-            let plan = Plan::new(seed, ground.backend, Some(ground.ttl), Size { processes: 3, actors: 6, steps: 5 });
-            let site = Site::Servers { url: ground.url.clone(), breaker: Arc::clone(&ground.breaker), logs: Arc::clone(&logs) };
+            let plan = Plan::new(
+                seed,
+                ground.backend,
+                Some(ground.ttl),
+                Size { processes: 3, actors: 6, steps: 5 },
+            );
+            let site = Site::Servers {
+                url: ground.url.clone(),
+                breaker: Arc::clone(&ground.breaker),
+                logs: Arc::clone(&logs),
+            };
             let prefix = format!("s{seed}r{runs}:");
             let log = Log::new(plan.rules(SLACK), Clock::Host(kit::fault::boottime()));
             logs.lock().expect("no panic").push(log.clone());
@@ -175,14 +210,17 @@ fn try_seeds(ground: &Ground, default: Duration) {
             tasks.push(runtime.spawn(async move {
                 let history = trial::play(&plan, stage).await;
                 drop(stalls);
-                trial::report(&plan, &history)
+                let report = trial::report(&plan, &history);
+                Finished { history, report }
             }));
             seed += 1;
             runs += 1;
         }
         let mut reports = Vec::new();
         for task in tasks {
-            reports.extend(runtime.block_on(task).expect("no panic"));
+            let finished = runtime.block_on(task).expect("no panic");
+            tally.add(&finished.history);
+            reports.extend(finished.report);
         }
         if std::env::var("LEASEHOLD_STRANGER_ALL").is_ok() {
             reports.drain(..).for_each(|report| println!("{report}"));
@@ -192,14 +230,19 @@ fn try_seeds(ground: &Ground, default: Duration) {
             break;
         }
     }
-    println!("{runs} runs on {:?}, to seed {seed}", ground.backend);
+    println!("{runs} runs on {:?}, to seed {seed}\n{tally}", ground.backend);
 }
 
 #[test]
 fn redis_keeps_its_promises() {
     let node = Node::start(&["--appendonly", "yes", "--appendfsync", "always"]);
     let url = node.proxy.url();
-    let ground = Ground { backend: Backend::Redis, url, ttl: Duration::from_secs(1), breaker: Arc::new(node) };
+    let ground = Ground {
+        backend: Backend::Redis,
+        url,
+        ttl: Duration::from_secs(1),
+        breaker: Arc::new(node),
+    };
     try_seeds(&ground, Duration::from_secs(6));
 }
 
@@ -209,8 +252,13 @@ fn quorum_keeps_its_promises() {
     let url = nodes.iter().map(|node| node.proxy.url()).collect::<Vec<_>>().join(",");
     let ttl = Duration::from_secs(1);
     // A node counts when it has been up for a TTL.
-    thread::sleep(ttl + Duration::from_secs(1));
-    let ground = Ground { backend: Backend::Quorum, url, ttl, breaker: Arc::new(Nodes { nodes, next: AtomicUsize::new(0) }) };
+    thread::sleep(ttl + Duration::from_secs(2));
+    let ground = Ground {
+        backend: Backend::Quorum,
+        url,
+        ttl,
+        breaker: Arc::new(Nodes { nodes, next: AtomicUsize::new(0) }),
+    };
     try_seeds(&ground, Duration::from_secs(6));
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use crate::actor::Flow;
-use crate::history::{History, Leftover, Log};
+use crate::history::{History, Leftover, Log, Outcome, Way};
 use crate::judge::Breach;
 use crate::plan::Plan;
 use crate::promises;
@@ -15,20 +15,25 @@ use crate::world::{Site, World};
 
 /// The seed of the environment, if there is one.
 pub fn seed() -> Option<u64> {
-    std::env::var("LEASEHOLD_STRANGER_SEED").ok().map(|seed| seed.parse().expect("LEASEHOLD_STRANGER_SEED is a number"))
+    std::env::var("LEASEHOLD_STRANGER_SEED")
+        .ok()
+        .map(|seed| seed.parse().expect("LEASEHOLD_STRANGER_SEED is a number"))
 }
 
 /// How long a store is tried.
 pub fn span(default: Duration) -> Duration {
     let seconds = std::env::var("LEASEHOLD_STRANGER_SECONDS").ok();
-    let given = seconds.map(|seconds| seconds.parse().expect("LEASEHOLD_STRANGER_SECONDS is a number"));
+    let given =
+        seconds.map(|seconds| seconds.parse().expect("LEASEHOLD_STRANGER_SECONDS is a number"));
     given.map_or(default, Duration::from_secs)
 }
 
 /// Another first seed for each run of a longer time.
 pub fn first_seed(default: u64) -> u64 {
     let is_long = std::env::var("LEASEHOLD_STRANGER_SECONDS").is_ok();
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |now| now.as_secs());
     if is_long { now % 1_000_000 * 1000 } else { default }
 }
 
@@ -46,7 +51,8 @@ pub async fn play(plan: &Plan, stage: Stage) -> History {
     let log = stage.log;
     let rules = log.write(|history| history.rules.clone());
     let delay = rules.ttl / 2;
-    let world = World::open(plan, log.clone(), stage.site, stage.prefix, rules.ttl * stage.patience).await;
+    let world =
+        World::open(plan, log.clone(), stage.site, stage.prefix, rules.ttl * stage.patience).await;
     let mut tasks = tokio::task::JoinSet::new();
     for (number, actor) in plan.actors.iter().enumerate() {
         let flow = Flow { world: Arc::clone(&world), number, process: actor.process };
@@ -83,11 +89,15 @@ async fn look_for_leftovers(world: &World, log: &Log) {
     let someone = world.incarnation(0);
     for name in history.names() {
         match someone.leases.inspect(&name).await {
-            Ok(Some(holder)) if holder.closed.is_none() => leftovers.push(format!("{name} still has {holder:?}")),
+            Ok(Some(holder)) if holder.closed.is_none() => {
+                leftovers.push(format!("{name} still has {holder:?}"))
+            }
             _ => {}
         }
     }
-    log.write(|history| history.leftovers.extend(leftovers.into_iter().map(|what| Leftover { what })));
+    log.write(|history| {
+        history.leftovers.extend(leftovers.into_iter().map(|what| Leftover { what }))
+    });
 }
 
 /// Returns the report of what is broken in a history; `None` if all is well.
@@ -97,7 +107,11 @@ pub fn report(plan: &Plan, history: &History) -> Option<String> {
         return None;
     }
     let mut text = String::new();
-    let _ = writeln!(text, "seed {} on {:?}: LEASEHOLD_STRANGER_SEED={} repeats it", plan.seed, plan.backend, plan.seed);
+    let _ = writeln!(
+        text,
+        "seed {} on {:?}: LEASEHOLD_STRANGER_SEED={} repeats it",
+        plan.seed, plan.backend, plan.seed
+    );
     let _ = writeln!(text, "{:?}, {} processes", plan.settings, plan.processes);
     let mut last = String::new();
     for Breach { promise, sentence, name, what } in breaches.iter().take(4) {
@@ -111,9 +125,59 @@ pub fn report(plan: &Plan, history: &History) -> Option<String> {
     Some(text)
 }
 
+/// What happened in many runs, so that one sees that something did.
+#[derive(Default)]
+pub struct Tally(std::collections::BTreeMap<String, usize>);
+
+impl Tally {
+    pub fn add(&mut self, history: &History) {
+        let mut count = |what: String| *self.0.entry(what).or_default() += 1;
+        for call in &history.calls {
+            let outcome = match &call.outcome {
+                Outcome::Failed(failure) => format!("{:?}", failure.kind),
+                other => format!("{other:?}"),
+            };
+            count(format!("{:?} {outcome}", call.object));
+            if call.nested {
+                count(format!("nested {outcome}"));
+            }
+            if matches!(call.way, Way::Steal | Way::StealAfter(_) | Way::Change) {
+                let way = format!("{:?}", call.way);
+                count(format!("{} {outcome}", way.split('(').next().unwrap_or_default()));
+            }
+        }
+        for held in &history.leases {
+            if let Some(lost) = held.lost {
+                count(format!("lost {:?}", lost.loss));
+            }
+            if let Some(end) = &held.end {
+                count(format!("ended by {:?}", end.how));
+            }
+        }
+        for act in &history.acts {
+            let deed = format!("{:?}", act.deed);
+            count(format!("act {}", deed.split(' ').next().unwrap_or_default()));
+        }
+        for job in &history.jobs {
+            let outcome = format!("{:?}", job.outcome);
+            count(format!("job {}", outcome.split([' ', '(']).next().unwrap_or_default()));
+        }
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (what, count) in &self.0 {
+            write!(f, "{what}: {count}; ")?;
+        }
+        Ok(())
+    }
+}
+
 /// Removes what a broken promise does not need: actors, steps, mishaps. Runs each smaller plan again.
 pub fn shrink(plan: &Plan, promise: &str, run: impl Fn(&Plan) -> History) -> Plan {
-    let breaks = |plan: &Plan| promises::judge(&run(plan)).iter().any(|breach| breach.promise == promise);
+    let breaks =
+        |plan: &Plan| promises::judge(&run(plan)).iter().any(|breach| breach.promise == promise);
     let mut best = plan.clone();
     let limit = Instant::now() + Duration::from_secs(20);
     loop {

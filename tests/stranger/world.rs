@@ -28,7 +28,11 @@ pub enum Site {
     /// A quorum of stores in memory.
     Nodes(Vec<MemoryStore>),
     /// With the histories of all runs that share the servers.
-    Servers { url: String, breaker: Arc<dyn Breaker>, logs: Arc<Mutex<Vec<Log>>> },
+    Servers {
+        url: String,
+        breaker: Arc<dyn Breaker>,
+        logs: Arc<Mutex<Vec<Log>>>,
+    },
 }
 
 /// Breaks real servers, and mends them again before it returns.
@@ -49,10 +53,25 @@ pub struct World {
 
 impl World {
     /// Makes the managers of a plan. Their names begin with `prefix`.
-    pub async fn open(plan: &Plan, log: Log, site: Site, prefix: String, patience: Duration) -> Arc<Self> {
+    pub async fn open(
+        plan: &Plan,
+        log: Log,
+        site: Site,
+        prefix: String,
+        patience: Duration,
+    ) -> Arc<Self> {
         let builder = builder(&plan.settings).seed(plan.seed);
         let managers = AtomicUsize::new(0);
-        let mut world = Self { log, registry: Registry::default(), site, prefix, patience, builder, processes: Vec::new(), managers };
+        let mut world = Self {
+            log,
+            registry: Registry::default(),
+            site,
+            prefix,
+            patience,
+            builder,
+            processes: Vec::new(),
+            managers,
+        };
         for _ in 0..plan.processes {
             let incarnation = world.start().await;
             world.processes.push(Mutex::new(incarnation));
@@ -66,7 +85,11 @@ impl World {
         match &self.site {
             Site::Memory(store) => {
                 let (store, faults) = FaultyStore::new(store.clone());
-                Incarnation { number, leases: self.builder.clone().build(store).expect("builds"), faults: vec![faults] }
+                Incarnation {
+                    number,
+                    leases: self.builder.clone().build(store).expect("builds"),
+                    faults: vec![faults],
+                }
             }
             Site::Nodes(stores) => {
                 let mut nodes: Vec<Arc<dyn Store>> = Vec::new();
@@ -77,7 +100,11 @@ impl World {
                     faults.push(its_faults);
                 }
                 let quorum = Quorum::new(nodes).expect("a quorum");
-                Incarnation { number, leases: self.builder.clone().build(quorum).expect("builds"), faults }
+                Incarnation {
+                    number,
+                    leases: self.builder.clone().build(quorum).expect("builds"),
+                    faults,
+                }
             }
             Site::Servers { url, .. } => loop {
                 match self.builder.clone().connect(url).await {
@@ -100,13 +127,17 @@ impl World {
     /// Closes the manager of a process, and then makes the next one, as a process does that is started again.
     pub async fn close(&self, process: usize) {
         let old = self.incarnation(process);
-        let act = self.log.begin(Deed::Close { manager: old.number, failed: Vec::new() }, old.number);
+        let act =
+            self.log.begin(Deed::Close { manager: old.number, failed: Vec::new() }, old.number);
         let closed = old.leases.close().await;
         if let Err(error) = &closed {
             let names = error.failed().iter().map(|failed| failed.0.clone()).collect();
-            self.log.write(|history| history.acts[act].deed = Deed::Close { manager: old.number, failed: names });
+            self.log.write(|history| {
+                history.acts[act].deed = Deed::Close { manager: old.number, failed: names }
+            });
         }
-        self.log.finish(act, closed.err().map(|error| Failure::from(&leasehold::Error::from(error))));
+        self.log
+            .finish(act, closed.err().map(|error| Failure::from(&leasehold::Error::from(error))));
         let next = self.start().await;
         let mut current = self.processes[process].lock().unwrap_or_else(PoisonError::into_inner);
         if current.number == old.number {
@@ -124,7 +155,8 @@ impl World {
     pub async fn strike(&self, process: usize, trouble: Trouble) {
         if let Site::Servers { breaker, logs, .. } = &self.site {
             let logs = logs.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let acts: Vec<usize> = logs.iter().map(|log| log.begin(Deed::Trouble { manager: None }, 0)).collect();
+            let acts: Vec<usize> =
+                logs.iter().map(|log| log.begin(Deed::Trouble { manager: None }, 0)).collect();
             let breaker = Arc::clone(breaker);
             tokio::task::spawn_blocking(move || breaker.strike(trouble)).await.expect("no panic");
             for (log, act) in logs.iter().zip(acts) {
@@ -156,6 +188,12 @@ impl World {
                     faults.add(Rule::new(Fault::LoseReply).on(call).times(times));
                 }
                 sleep(self.log.write(|history| history.rules.ttl) / 2).await;
+            }
+            Trouble::RunLate(length) => {
+                for call in [Call::Acquire, Call::Release, Call::Renew] {
+                    faults.add(Rule::new(Fault::RunLate).on(call));
+                }
+                sleep(length).await;
             }
             Trouble::Slow { by, span } => {
                 faults.add(Rule::new(Fault::Delay(by)));
@@ -191,6 +229,9 @@ fn builder(settings: &Settings) -> Builder {
     }
     if let Some(max) = settings.max_hold {
         builder = builder.max_hold(max);
+    }
+    if let Some(limit) = settings.stall_after {
+        builder = builder.stall_after(limit);
     }
     builder
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{ErrorKind, Loss};
 
-use crate::history::{Deed, Ending, Held, History, Mode, Outcome, Way};
+use crate::history::{Deed, Ending, Held, History, Mode, Object, Outcome, Way};
 use crate::judge::{Breach, Window};
 
 /// A lease is lost for a reason that the guide lists.
@@ -21,7 +21,12 @@ pub fn losses_have_causes(history: &History) -> Vec<Breach> {
             let names = &history.calls[held.call].names;
             if !names.iter().any(|name| history.has_cause(name, held.manager, loss, at)) {
                 let what = format!("the lease of call {} was lost by {loss:?}", held.call);
-                breaches.push(Breach { promise: "losses_have_causes", sentence, name: held.name.clone(), what });
+                breaches.push(Breach {
+                    promise: "losses_have_causes",
+                    sentence,
+                    name: held.name.clone(),
+                    what,
+                });
             }
         }
     }
@@ -35,30 +40,92 @@ pub fn max_hold_ends_a_lease(history: &History) -> Vec<Breach> {
     let Some(max) = history.rules.max_hold else { return Vec::new() };
     let mut breaches = Vec::new();
     for held in history.leases.iter().filter(|held| !held.nested) {
+        // A reader that joins what was a writer has its limit too: open, see the guide on `max_hold` of readers.
+        let joins = |other: &&Held| {
+            other.name == held.name && other.manager == held.manager && other.holder == held.holder && other.mode == Mode::Read
+                && history.calls[other.call].way == Way::Change
+        };
+        if held.mode == Mode::Read && history.leases.iter().any(|other| joins(&other)) && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err() {
+            continue;
+        }
         // A writer that becomes a reader is the same holder.
         let is_first = |first: &&Held| first.handle == held.handle && first.name == held.name;
-        let first = if history.calls[held.call].way == Way::Change { history.leases.iter().find(is_first) } else { None };
+        let first = if history.calls[held.call].way == Way::Change {
+            history.leases.iter().find(is_first)
+        } else {
+            None
+        };
         let first = first.unwrap_or(held);
         let call = &history.calls[first.call];
         // "`max_hold` counts from the grant, which may be a tenth of the TTL older than the lease."
         let joined = if held.mode == Mode::Read { history.rules.ttl / 10 } else { Duration::ZERO };
         let is_late = held.good_until.at > first.start.at + max + history.rules.slack;
         let is_early = held.lost.is_some_and(|lost| {
-            lost.loss == Some(Loss::MaxHold) && lost.seen.at + joined + history.rules.slack < call.start.at + max
+            lost.loss == Some(Loss::MaxHold)
+                && lost.seen.at + joined + history.rules.slack < call.start.at + max
         });
         if is_late || is_early {
-            let what = format!("the lease of call {} was good until {:?}, and lost {:?}", held.call, held.good_until.at, held.lost);
-            breaches.push(Breach { promise: "max_hold_ends_a_lease", sentence, name: held.name.clone(), what });
+            let what = format!(
+                "the lease of call {} was good until {:?}, and lost {:?}",
+                held.call, held.good_until.at, held.lost
+            );
+            breaches.push(Breach {
+                promise: "max_hold_ends_a_lease",
+                sentence,
+                name: held.name.clone(),
+                what,
+            });
+        }
+    }
+    breaches
+}
+
+/// A holder that reports progress is not stalled, and one that does not is.
+pub fn stall_ends_a_lease(history: &History) -> Vec<Breach> {
+    let sentence = "`Builder::stall_after`: Sets the longest time between two reports of progress. After it the lease is lost, \
+                    with `Loss::Stalled`. The first report is due that long after the grant.";
+    let Some(limit) = history.rules.stall_after else { return Vec::new() };
+    let mut breaches = Vec::new();
+    // Readers share their reports.
+    for held in history.leases.iter().filter(|held| held.mode != Mode::Read && !held.nested) {
+        let its = history.leases.iter().filter(|other| other.handle == held.handle && other.name == held.name);
+        let changes = its.clone().any(|other| history.calls[other.call].way == Way::Change);
+        if changes || history.calls[held.call].object == Object::Election {
+            continue;
+        }
+        // A nested lease, and a report by it, count for the holder.
+        let reports = its.clone().flat_map(|other| other.reported.into_iter().chain([other.start]));
+        let last = reports.max().unwrap_or(held.start);
+        let is_late = held.good_until.at > last.at + limit + history.rules.slack;
+        let first_report = held.reported.map_or(held.polled, |reported| reported);
+        let is_early = held.lost.is_some_and(|lost| {
+            lost.loss == Some(Loss::Stalled) && lost.seen.at + history.rules.slack < first_report.at.min(held.start.at) + limit
+        });
+        let reported_just_now = held.lost.zip(held.reported).is_some_and(|(lost, reported)| {
+            lost.loss == Some(Loss::Stalled) && lost.seen.at < reported.at + limit && reported.order < lost.seen.order
+        });
+        if is_late || is_early || reported_just_now {
+            let what = format!("the lease of call {} was good until {:?}, reported {:?}, lost {:?}", held.call, held.good_until, held.reported, held.lost);
+            breaches.push(Breach { promise: "stall_ends_a_lease", sentence, name: held.name.clone(), what });
         }
     }
     breaches
 }
 
 /// Returns who was granted a name from a moment on, and before another.
-fn granted_between<'a>(history: &'a History, held: &Held, from: crate::history::Stamp, until: Duration) -> Option<&'a Held> {
+fn granted_between<'a>(
+    history: &'a History,
+    held: &Held,
+    from: crate::history::Stamp,
+    until: Duration,
+) -> Option<&'a Held> {
     let calm = !history.disturbed(&held.name).iter().any(|window| window.to >= held.start.at);
     let is_next = |next: &&Held| {
-        next.name == held.name && !next.nested && next.polled.order > from.order && next.start.at < until && next.was_good()
+        next.name == held.name
+            && !next.nested
+            && next.polled.order > from.order
+            && next.start.at < until
+            && next.was_good()
     };
     history.leases.iter().filter(|_| calm).find(is_next)
 }
@@ -69,16 +136,32 @@ pub fn min_hold_keeps_the_name(history: &History) -> Vec<Breach> {
                     ends. While the name is closed, no handle can lock it, not even the one that had it.";
     let mut breaches = Vec::new();
     for held in history.leases.iter().filter(|held| !held.nested) {
-        let (Some(min), Some(end)) = (history.calls[held.call].min_hold, held.clean_end()) else { continue };
-        let last = history.leases.iter().filter(|other| other.handle == held.handle && other.name == held.name);
+        let (Some(min), Some(end)) = (history.calls[held.call].min_hold, held.clean_end()) else {
+            continue;
+        };
+        let last = history
+            .leases
+            .iter()
+            .filter(|other| other.handle == held.handle && other.name == held.name);
         let all_clean = last.clone().all(|other| other.clean_end().is_some());
-        let span = Window { from: held.start.at.saturating_sub(history.rules.ttl), to: held.start.at + min };
+        let span = Window {
+            from: held.start.at.saturating_sub(history.rules.ttl),
+            to: held.start.at + min,
+        };
         if !all_clean || history.trouble_in(span) {
             continue;
         }
         if let Some(next) = granted_between(history, held, end.begin, held.polled.at + min) {
-            let what = format!("call {} was granted the name within the min_hold of call {}", next.call, held.call);
-            breaches.push(Breach { promise: "min_hold_keeps_the_name", sentence, name: held.name.clone(), what });
+            let what = format!(
+                "call {} was granted the name within the min_hold of call {}",
+                next.call, held.call
+            );
+            breaches.push(Breach {
+                promise: "min_hold_keeps_the_name",
+                sentence,
+                name: held.name.clone(),
+                what,
+            });
         }
     }
     breaches
@@ -91,7 +174,10 @@ pub fn delay_keeps_the_name(history: &History) -> Vec<Breach> {
     let mut breaches = Vec::new();
     for held in history.leases.iter().filter(|held| !held.nested) {
         let delay = history.calls[held.call].lock_delay;
-        let Some(lost) = held.lost.filter(|lost| matches!(lost.loss, Some(Loss::MaxHold | Loss::Closed | Loss::Expired))) else {
+        let Some(lost) = held
+            .lost
+            .filter(|lost| matches!(lost.loss, Some(Loss::MaxHold | Loss::Closed | Loss::Expired)))
+        else {
             continue;
         };
         if delay.is_zero() {
@@ -99,8 +185,16 @@ pub fn delay_keeps_the_name(history: &History) -> Vec<Breach> {
         }
         // The store's time to live had not passed at the last moment at which it was good.
         if let Some(next) = granted_between(history, held, lost.seen, held.good_until.at + delay) {
-            let what = format!("call {} was granted the name within the lock_delay of call {}", next.call, held.call);
-            breaches.push(Breach { promise: "delay_keeps_the_name", sentence, name: held.name.clone(), what });
+            let what = format!(
+                "call {} was granted the name within the lock_delay of call {}",
+                next.call, held.call
+            );
+            breaches.push(Breach {
+                promise: "delay_keeps_the_name",
+                sentence,
+                name: held.name.clone(),
+                what,
+            });
         }
     }
     breaches
@@ -110,17 +204,36 @@ pub fn delay_keeps_the_name(history: &History) -> Vec<Breach> {
 pub fn forget_keeps_the_name(history: &History) -> Vec<Breach> {
     let sentence = "guarantees: End with `forget` in place of `unlock`. The name then stays taken until the lease expires.";
     let mut breaches = Vec::new();
-    for held in history.leases.iter().filter(|held| held.mode == Mode::Alone && held.lost.is_none()) {
+    for held in history.leases.iter().filter(|held| held.mode == Mode::Alone && held.lost.is_none())
+    {
         let Some(end) = held.end.as_ref().filter(|end| end.how == Ending::Forget) else { continue };
-        let others = history.leases.iter().filter(|other| other.handle == held.handle && other.name == held.name);
-        let is_last = others.clone().all(|other| other.start.order <= held.start.order || other.end.as_ref().is_some_and(|e| e.how == Ending::Forget));
-        let closes = history.acts.iter().any(|act| matches!(act.deed, Deed::Close { manager, .. } if manager == held.manager));
+        let others = history
+            .leases
+            .iter()
+            .filter(|other| other.handle == held.handle && other.name == held.name);
+        let is_last = others.clone().all(|other| {
+            other.start.order <= held.start.order
+                || other.end.as_ref().is_some_and(|e| e.how == Ending::Forget)
+        });
+        let closes = history
+            .acts
+            .iter()
+            .any(|act| matches!(act.deed, Deed::Close { manager, .. } if manager == held.manager));
         if !is_last || others.count() > 1 || closes {
             continue;
         }
-        if let Some(next) = granted_between(history, held, end.begin, end.begin.at + end.remaining) {
-            let what = format!("call {} was granted the name that call {} had forgotten", next.call, held.call);
-            breaches.push(Breach { promise: "forget_keeps_the_name", sentence, name: held.name.clone(), what });
+        if let Some(next) = granted_between(history, held, end.begin, end.begin.at + end.remaining)
+        {
+            let what = format!(
+                "call {} was granted the name that call {} had forgotten",
+                next.call, held.call
+            );
+            breaches.push(Breach {
+                promise: "forget_keeps_the_name",
+                sentence,
+                name: held.name.clone(),
+                what,
+            });
         }
     }
     breaches
@@ -131,7 +244,9 @@ pub fn token_fires_at_the_end(history: &History) -> Vec<Breach> {
     let sentence = "`Lease::cancellation_token`: Returns a token that fires when this lease ends: when it is lost, unlocked or \
                     dropped.";
     let is_open = |held: &&Held| {
-        held.end.as_ref().is_some_and(|end| end.done.is_some() && !end.token_fired && end.how != Ending::Changed)
+        held.end
+            .as_ref()
+            .is_some_and(|end| end.done.is_some() && !end.token_fired && end.how != Ending::Changed)
     };
     let breach = |held: &Held| {
         let what = format!("the token of call {} has not fired at the end of its lease", held.call);
@@ -146,18 +261,31 @@ pub fn closed_call_fails(history: &History) -> Vec<Breach> {
     let mut breaches = Vec::new();
     for act in &history.acts {
         let (Deed::Close { manager, .. }, Some(closed)) = (&act.deed, act.end) else { continue };
-        for (number, call) in history.calls.iter().enumerate().filter(|(_, call)| call.manager == *manager && !call.nested) {
+        for (number, call) in history
+            .calls
+            .iter()
+            .enumerate()
+            .filter(|(_, call)| call.manager == *manager && !call.nested)
+        {
             let began_after = call.start.order > closed.order;
-            let waited = call.waits_at(act.start) && call.end.is_none_or(|end| end.at > closed.at + history.rules.slack);
+                        let waited = call.unpolled.is_none() && call.waits_at(act.start) && call.end.is_none_or(|end| end.at > closed.at + history.rules.slack);
             let is_closed = match &call.outcome {
-                Outcome::Failed(failure) => matches!(failure.kind, ErrorKind::Closed | ErrorKind::Lost),
+                Outcome::Failed(failure) => {
+                    matches!(failure.kind, ErrorKind::Closed | ErrorKind::Lost)
+                }
                 // Nobody saw what it would have returned.
                 Outcome::Abandoned => true,
                 _ => false,
             };
             if (began_after || waited) && !is_closed && call.polled.order > act.start.order {
-                let what = format!("call {number} of a closed manager ended with {:?}", call.outcome);
-                breaches.push(Breach { promise: "closed_call_fails", sentence, name: call.names[0].clone(), what });
+                let what =
+                    format!("call {number} of a closed manager ended with {:?}", call.outcome);
+                breaches.push(Breach {
+                    promise: "closed_call_fails",
+                    sentence,
+                    name: call.names[0].clone(),
+                    what,
+                });
             }
         }
     }

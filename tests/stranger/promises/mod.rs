@@ -11,19 +11,21 @@ mod returns;
 mod waits;
 
 pub use exclusion::{
-    close_waits_for_the_grace, downgrade_lets_no_writer_in, locks_exclude, permits_keep_the_size, stolen_holder_learns,
-    token_fires_before_the_next_grant,
+    close_waits_for_the_grace, downgrade_lets_no_writer_in, locks_exclude, permits_keep_the_size,
+    stolen_holder_learns, token_fires_before_the_next_grant,
 };
-pub use fencing::{fences_are_there, fences_grow, readers_have_their_own, steal_has_a_larger_fence};
+pub use fencing::{
+    fences_are_there, fences_grow, readers_have_their_own, steal_has_a_larger_fence,
+};
 pub use jobs::{done_only_if_it_ran, job_runs_once, jobs_exclude};
 pub use losses::{
-    closed_call_fails, delay_keeps_the_name, forget_keeps_the_name, losses_have_causes, max_hold_ends_a_lease,
-    min_hold_keeps_the_name, token_fires_at_the_end,
+    closed_call_fails, delay_keeps_the_name, forget_keeps_the_name, losses_have_causes,
+    max_hold_ends_a_lease, min_hold_keeps_the_name, stall_ends_a_lease, token_fires_at_the_end,
 };
 pub use order::{fair_order, order_in_a_manager};
 pub use returns::{
-    close_ends_in_time, errors_have_reasons, force_reports_a_holder, fresh_lease_has_half, nested_call_is_at_once,
-    nothing_is_left, refusal_has_a_reason, unsupported_is_refused,
+    another_kind_is_refused, close_ends_in_time, errors_have_reasons, force_reports_a_holder, fresh_lease_has_half,
+    nested_call_is_at_once, nothing_is_left, refusal_has_a_reason, unsupported_is_refused, view_goes_forward,
 };
 pub use waits::{free_name_is_granted, limits_are_kept, silence_lasts_a_ttl, stuck_call};
 
@@ -33,7 +35,7 @@ use crate::judge::Breach;
 type Promise = fn(&History) -> Vec<Breach>;
 
 /// All of them.
-pub const ALL: [Promise; 33] = [
+pub const ALL: [Promise; 36] = [
     locks_exclude,
     token_fires_before_the_next_grant,
     permits_keep_the_size,
@@ -67,6 +69,9 @@ pub const ALL: [Promise; 33] = [
     free_name_is_granted,
     limits_are_kept,
     silence_lasts_a_ttl,
+    stall_ends_a_lease,
+    another_kind_is_refused,
+    view_goes_forward,
 ];
 
 /// Returns all that is broken.

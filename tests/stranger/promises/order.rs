@@ -7,7 +7,8 @@ use crate::judge::{Breach, Window};
 
 fn waiters<'a>(history: &'a History, name: &str) -> Vec<&'a Call> {
     let is_one = |call: &&Call| {
-        let waits = matches!(call.way, Way::Wait) || matches!(call.way, Way::Timed(time) if !time.is_zero());
+        let waits = matches!(call.way, Way::Wait)
+            || matches!(call.way, Way::Timed(time) if !time.is_zero());
         let in_line = !matches!(call.object, Object::Multi | Object::Slots);
         // A term of `lead` is noted when it begins.
         let is_term = call.end.is_some_and(|end| end.order == call.start.order);
@@ -19,13 +20,15 @@ fn waiters<'a>(history: &'a History, name: &str) -> Vec<&'a Call> {
 /// Whether `second` surely had its lease while `first` still waited.
 fn passes(history: &History, second: &Call, first: &Call) -> bool {
     let late = second.end.is_some_and(|end| end.at + history.rules.slack < first.polled.at);
-    let goes_on = first.outcome != Outcome::Abandoned && !matches!(first.outcome, Outcome::Failed(_));
+        // "If it is not polled, other calls pass it."
+    let goes_on = first.unpolled.is_none() && first.outcome != Outcome::Abandoned && !matches!(first.outcome, Outcome::Failed(_));
     second.outcome == Outcome::Granted && late && goes_on
 }
 
 fn is_calm(history: &History, name: &str, first: &Call) -> bool {
     let span = first.window();
-    !history.trouble_in(span) && !history.acts.iter().any(|act| act.is_force_on(name) && act.window().meets(span))
+    !history.trouble_in(span)
+        && !history.acts.iter().any(|act| act.is_force_on(name) && act.window().meets(span))
 }
 
 /// Handles of one manager are served in the order in which they came.
@@ -49,7 +52,12 @@ pub fn order_in_a_manager(history: &History) -> Vec<Breach> {
                         "the call from {:?} was granted {:?} while that from {:?} waited until {:?}",
                         second.start.at, second.end, first.start.at, first.end
                     );
-                    breaches.push(Breach { promise: "order_in_a_manager", sentence, name: name.clone(), what });
+                    breaches.push(Breach {
+                        promise: "order_in_a_manager",
+                        sentence,
+                        name: name.clone(),
+                        what,
+                    });
                 }
             }
         }
@@ -73,14 +81,24 @@ pub fn fair_order(history: &History) -> Vec<Breach> {
             for first in &calls {
                 let came_first = first.start.at + hand_offs + history.rules.slack < second.start.at;
                 let closes = history.acts.iter().any(|act| {
-                    matches!(act.deed, Deed::Close { .. }) && act.window().meets(Window { from: Duration::ZERO, to: first.end_at() })
+                    matches!(act.deed, Deed::Close { .. })
+                        && act.window().meets(Window { from: Duration::ZERO, to: first.end_at() })
                 });
-                if came_first && passes(history, second, first) && is_calm(history, &name, first) && !closes {
+                if came_first
+                    && passes(history, second, first)
+                    && is_calm(history, &name, first)
+                    && !closes
+                {
                     let what = format!(
                         "the call from {:?} was granted {:?} while that from {:?} waited until {:?}",
                         second.start.at, second.end, first.start.at, first.end
                     );
-                    breaches.push(Breach { promise: "fair_order", sentence, name: name.clone(), what });
+                    breaches.push(Breach {
+                        promise: "fair_order",
+                        sentence,
+                        name: name.clone(),
+                        what,
+                    });
                 }
             }
         }

@@ -33,8 +33,16 @@ pub fn free_name_is_granted(history: &History) -> Vec<Breach> {
         }
         let idle = history.idle_wait(number);
         if idle > bound(history, call) {
-            let what = format!("call {number} waited for {idle:?} while nothing held the name, and ended with {:?}", call.outcome);
-            breaches.push(Breach { promise: "free_name_is_granted", sentence, name: call.names[0].clone(), what });
+            let what = format!(
+                "call {number} waited for {idle:?} while nothing held the name, and ended with {:?}",
+                call.outcome
+            );
+            breaches.push(Breach {
+                promise: "free_name_is_granted",
+                sentence,
+                name: call.names[0].clone(),
+                what,
+            });
         }
     }
     breaches
@@ -57,20 +65,32 @@ pub fn limits_are_kept(history: &History) -> Vec<Breach> {
                     attempt. (errors: `Unavailable` after one or two attempts.)";
     let rules = &history.rules;
     let mut breaches = Vec::new();
-    for (number, call) in history.calls.iter().enumerate().filter(|(_, call)| call.end.is_some() && !call.nested) {
+    for (number, call) in
+        history.calls.iter().enumerate().filter(|(_, call)| call.end.is_some() && !call.nested)
+    {
         let names = u32::try_from(call.names.len()).expect("few");
         let span = Window { from: call.start.at.saturating_sub(rules.ttl), to: call.end_at() };
         // It may wait for two attempts of another call first. Slots are asked one after the other.
-        let attempts = if history.trouble_in(span) { rules.attempt * 4 * names } else { Duration::from_millis(2) * names };
+        let attempts = if history.trouble_in(span) {
+            rules.attempt * 4 * names
+        } else {
+            Duration::from_millis(2) * names
+        };
         let limit = match call.way {
             Way::Try => attempts,
             Way::Timed(time) if time.is_zero() => attempts,
             Way::Timed(time) => time,
             _ => continue,
         };
-        if call.took() > limit + rules.slack {
+        let paused = call.unpolled.map_or(Duration::ZERO, |pause| pause.to.at - call.start.at);
+        if call.took() > limit.max(paused) + rules.slack {
             let what = format!("call {number} took {:?}, and may take {limit:?}", call.took());
-            breaches.push(Breach { promise: "limits_are_kept", sentence, name: call.names[0].clone(), what });
+            breaches.push(Breach {
+                promise: "limits_are_kept",
+                sentence,
+                name: call.names[0].clone(),
+                what,
+            });
         }
     }
     breaches
@@ -82,16 +102,35 @@ pub fn silence_lasts_a_ttl(history: &History) -> Vec<Breach> {
                     `Unavailable`: the store did not answer for one TTL.";
     let mut breaches = Vec::new();
     let rules = &history.rules;
-    let time = if rules.backend == crate::history::Backend::ZooKeeper { rules.ttl * 3 / 4 } else { rules.ttl };
+    let time = if rules.backend == crate::history::Backend::ZooKeeper {
+        rules.ttl * 3 / 4
+    } else {
+        rules.ttl
+    };
     for (number, call) in history.calls.iter().enumerate() {
         let Outcome::Failed(failure) = &call.outcome else { continue };
         // The silence may have begun before the call.
-        let since = history.acts.iter().filter(|act| act.window().meets(call.window())).map(|act| act.start.at).min();
-        let silent = call.end_at().saturating_sub(since.unwrap_or(call.start.at).min(call.start.at));
+        let since = history
+            .acts
+            .iter()
+            .filter(|act| act.window().meets(call.window()))
+            .map(|act| act.start.at)
+            .min();
+        let silent =
+            call.end_at().saturating_sub(since.unwrap_or(call.start.at).min(call.start.at));
         let is_early = silent + rules.slack < time * 9 / 10;
-        if failure.kind == leasehold::ErrorKind::Unavailable && call.way == Way::Wait && !call.nested && is_early {
+        if failure.kind == leasehold::ErrorKind::Unavailable
+            && call.way == Way::Wait
+            && !call.nested
+            && is_early
+        {
             let what = format!("call {number} gave up after {:?}", call.took());
-            breaches.push(Breach { promise: "silence_lasts_a_ttl", sentence, name: call.names[0].clone(), what });
+            breaches.push(Breach {
+                promise: "silence_lasts_a_ttl",
+                sentence,
+                name: call.names[0].clone(),
+                what,
+            });
         }
     }
     breaches

@@ -14,8 +14,8 @@ use crate::history::{
     Body, Call, Deed, End, Ending, Failure, Held, JobCall, JobOutcome, Lost, Mode, Object, Outcome,
     Stamp, Way,
 };
-use crate::plan::{Gap, Manner, PERMITS, SLOTS, Step};
 use crate::history::{Pause, Sighting};
+use crate::plan::{Gap, Manner, PERMITS, SLOTS, Step};
 use crate::world::{Incarnation, World};
 
 pub struct Flow {
@@ -119,7 +119,10 @@ impl Flow {
                 for _ in 0..*depth {
                     self.hold(&held, manner.hold / 4).await;
                     let ask = again.again(Mode::Alone);
-                    held.extend(self.acquire(&at, ask, Limits::default(), locked(&mut lock, Way::Wait)).await);
+                    held.extend(
+                        self.acquire(&at, ask, Limits::default(), locked(&mut lock, Way::Wait))
+                            .await,
+                    );
                 }
                 self.hold(&held, manner.hold).await;
                 if *outer_first {
@@ -287,7 +290,13 @@ impl Flow {
                     _ => {
                         let write = *object == 2;
                         let mut lock = at.leases.rw_lock(&name);
-                        let ask = Ask::new(Object::Rw, name, if write { Mode::Write } else { Mode::Read }, way, handle);
+                        let ask = Ask::new(
+                            Object::Rw,
+                            name,
+                            if write { Mode::Write } else { Mode::Read },
+                            way,
+                            handle,
+                        );
                         self.whole(&at, ask, *manner, shared(&mut lock, write, way)).await;
                     }
                 }
@@ -590,7 +599,10 @@ impl Flow {
         if let Some(ask) = nested {
             self.hold(&held, manner.hold / 4).await;
             let writes = ask.mode == Mode::Write;
-            held.extend(self.acquire(at, ask, Limits::default(), shared(&mut lock, writes, Way::Wait)).await);
+            held.extend(
+                self.acquire(at, ask, Limits::default(), shared(&mut lock, writes, Way::Wait))
+                    .await,
+            );
         }
         self.hold(&held, manner.hold).await;
         while let Some(lease) = held.pop() {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use leasehold::{ErrorKind, Loss};
 
 use crate::history::{
-    Act, Backend, Body, Call, Deed, End, Ending, Failure, Held, History, JobCall, JobOutcome, Leftover, Lost, Mode, Object,
-    Outcome, Rules, Stamp, Way,
+    Act, Backend, Body, Call, Deed, End, Ending, Failure, Held, History, JobCall, JobOutcome,
+    Leftover, Lost, Mode, Object, Outcome, Rules, Stamp, Way,
 };
 use crate::promises;
 
@@ -113,14 +113,27 @@ fn job(history: &mut History, from: u64, to: u64, outcome: JobOutcome) -> usize 
         returned_ok: Some(ms(to - 1)),
     });
     let key = NAME.to_owned();
-    history.jobs.push(JobCall { key, manager: 0, keep, wait, start: ms(from), body, end: Some(ms(to)), outcome });
+    history.jobs.push(JobCall {
+        key,
+        manager: 0,
+        keep,
+        wait,
+        start: ms(from),
+        body,
+        end: Some(ms(to)),
+        outcome,
+    });
     history.jobs.len() - 1
 }
 
 #[track_caller]
 fn breaks(history: &History, promise: &str) {
     let found: Vec<&str> = promises::judge(history).iter().map(|breach| breach.promise).collect();
-    assert!(found.contains(&promise), "found {found:?} in place of {promise}:\n{}", history.story(NAME));
+    assert!(
+        found.contains(&promise),
+        "found {found:?} in place of {promise}:\n{}",
+        history.story(NAME)
+    );
 }
 
 #[track_caller]
@@ -284,7 +297,16 @@ fn job_that_runs_again_is_found() {
 
 #[test]
 fn loss_without_a_cause_is_found() {
-    for loss in [Loss::Expired, Loss::Gone, Loss::Taken, Loss::Revoked, Loss::Stolen, Loss::MaxHold, Loss::Closed, Loss::Stalled] {
+    for loss in [
+        Loss::Expired,
+        Loss::Gone,
+        Loss::Taken,
+        Loss::Revoked,
+        Loss::Stolen,
+        Loss::MaxHold,
+        Loss::Closed,
+        Loss::Stalled,
+    ] {
         let mut history = empty();
         let held = lease(&mut history, 10, 100);
         history.leases[held].lost = Some(Lost { seen: ms(110), loss: Some(loss) });
@@ -375,15 +397,20 @@ fn slow_nested_call_is_found() {
 
 #[test]
 fn error_without_a_reason_is_found() {
-    use ErrorKind::{Closed, Denied, Invalid, Lost, Protocol, Rejected, Unavailable, Unsupported, WrongType};
-    for kind in [Closed, Denied, Invalid, Lost, Protocol, Rejected, Unavailable, Unsupported, WrongType] {
+    use ErrorKind::{
+        Closed, Denied, Invalid, Lost, Protocol, Rejected, Unavailable, Unsupported, WrongType,
+    };
+    for kind in
+        [Closed, Denied, Invalid, Lost, Protocol, Rejected, Unavailable, Unsupported, WrongType]
+    {
         let mut history = empty();
         call(&mut history, 10, 20, Outcome::Failed(failure(kind)));
         breaks(&history, "errors_have_reasons");
     }
     let mut history = empty();
     let held = lease(&mut history, 10, 20);
-    history.leases[held].end.as_mut().expect("an end").failure = Some(failure(ErrorKind::Unavailable));
+    history.leases[held].end.as_mut().expect("an end").failure =
+        Some(failure(ErrorKind::Unavailable));
     breaks(&history, "errors_have_reasons");
     let mut history = empty();
     job(&mut history, 10, 20, JobOutcome::Failed(failure(ErrorKind::WrongType)));
@@ -461,4 +488,87 @@ fn call_beyond_its_limit_is_found() {
     act(&mut history, Deed::Trouble { manager: None }, 10, 600);
     call(&mut history, 11, 300, Outcome::Failed(failure(ErrorKind::Unavailable)));
     breaks(&history, "silence_lasts_a_ttl");
+}
+
+#[test]
+fn lease_that_comes_back_is_found() {
+    let mut history = empty();
+    let held = lease(&mut history, 10, 100);
+    history.leases[held].lost = Some(Lost { seen: ms(50), loss: Some(Loss::Closed) });
+    breaks(&history, "lost_lease_stays_lost");
+}
+
+#[test]
+fn token_that_outlives_a_close_or_a_steal_is_found() {
+    let mut history = empty();
+    lease(&mut history, 10, 100);
+    act(&mut history, Deed::Close { manager: 0, failed: Vec::new() }, 50, 60);
+    breaks(&history, "close_fires_all_tokens");
+    let mut history = empty();
+    lease(&mut history, 10, 100);
+    act(&mut history, Deed::Force { name: NAME.to_owned(), found: Some(true) }, 50, 60);
+    breaks(&history, "force_fires_tokens_here");
+}
+
+#[test]
+fn steal_without_patience_is_found() {
+    let mut history = empty();
+    let old = lease(&mut history, 10, 55);
+    act(&mut history, Deed::Steal { name: NAME.to_owned() }, 49, 70);
+    let thief = lease(&mut history, 50, 100);
+    let number = history.leases[thief].call;
+    history.calls[number].way = Way::StealAfter(Duration::from_millis(500));
+    history.leases[old].lost = Some(Lost { seen: ms(60), loss: Some(Loss::Stolen) });
+    breaks(&history, "patience_lasts");
+}
+
+#[test]
+fn holder_that_stalls_is_found() {
+    let mut history = empty();
+    history.rules.stall_after = Some(Duration::from_millis(100));
+    lease(&mut history, 10, 300);
+    breaks(&history, "stall_ends_a_lease");
+    let mut history = empty();
+    history.rules.stall_after = Some(Duration::from_millis(100));
+    let held = lease(&mut history, 10, 300);
+    history.leases[held].reported = Some(ms(290));
+    history.leases[held].lost = Some(Lost { seen: ms(310), loss: Some(Loss::Stalled) });
+    breaks(&history, "stall_ends_a_lease");
+}
+
+#[test]
+fn grant_beside_another_kind_is_found() {
+    let mut history = empty();
+    lease(&mut history, 10, 300);
+    let reader = lease(&mut history, 50, 100);
+    in_mode(&mut history, reader, Mode::Read);
+    breaks(&history, "another_kind_is_refused");
+}
+
+#[test]
+fn view_that_goes_back_is_found() {
+    let mut history = empty();
+    lease(&mut history, 10, 300);
+    for (at, term) in [(50, 7), (60, 6)] {
+        history.sightings.push(crate::history::Sighting {
+            view: 1,
+            name: NAME.to_owned(),
+            at: ms(at),
+            term: Some(term),
+            holder: None,
+            value: None,
+        });
+    }
+    breaks(&history, "view_goes_forward");
+    let mut history = empty();
+    lease(&mut history, 10, 300);
+    history.sightings.push(crate::history::Sighting {
+        view: 1,
+        name: NAME.to_owned(),
+        at: ms(50),
+        term: None,
+        holder: Some("holder 0".to_owned()),
+        value: Some("actor 5".to_owned()),
+    });
+    breaks(&history, "view_goes_forward");
 }

@@ -129,7 +129,9 @@ impl Probe {
     pub fn report(&self, log: &Log) {
         let guard = self.shared.guard();
         let Some(guard) = guard.as_ref() else { return };
-        let Some(lease) = guard.leases().into_iter().find(|lease| lease.name() == self.name) else { return };
+        let Some(lease) = guard.leases().into_iter().find(|lease| lease.name() == self.name) else {
+            return;
+        };
         if lease.check().is_ok() {
             lease.progress();
             let reported = log.stamp();

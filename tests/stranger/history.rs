@@ -294,7 +294,7 @@ pub struct History {
     pub leases: Vec<Held>,
     pub acts: Vec<Act>,
     pub jobs: Vec<JobCall>,
-        pub sightings: Vec<Sighting>,
+    pub sightings: Vec<Sighting>,
     pub leftovers: Vec<Leftover>,
 }
 
@@ -305,7 +305,9 @@ impl History {
             calls: Vec::new(),
             leases: Vec::new(),
             acts: Vec::new(),
-            jobs: Vec::new(), sightings: Vec::new(), leftovers: Vec::new(),
+            jobs: Vec::new(),
+            sightings: Vec::new(),
+            leftovers: Vec::new(),
         }
     }
 
@@ -377,7 +379,13 @@ impl History {
             }
         }
         for seen in self.sightings.iter().filter(|seen| seen.name == name) {
-            add(seen.at, format!("view {}: term {:?}, {:?}, {:?}", seen.view, seen.term, seen.holder, seen.value));
+            add(
+                seen.at,
+                format!(
+                    "view {}: term {:?}, {:?}, {:?}",
+                    seen.view, seen.term, seen.holder, seen.value
+                ),
+            );
         }
         for job in self.jobs.iter().filter(|job| job.key == name) {
             add(

@@ -63,7 +63,8 @@ impl Held {
     pub fn excludes(&self, other: &Self) -> bool {
         let is_other_holder = self.handle != other.handle || !self.nested && !other.nested;
         let are_readers = self.mode == Mode::Read && other.mode == Mode::Read;
-        let are_permits = matches!((self.mode, other.mode), (Mode::Permits { .. }, Mode::Permits { .. }));
+        let are_permits =
+            matches!((self.mode, other.mode), (Mode::Permits { .. }, Mode::Permits { .. }));
         is_other_holder && !are_readers && !are_permits
     }
 

@@ -90,8 +90,11 @@ pub enum Step {
         terms: u64,
         hold: Duration,
     },
-        /// Asks for a name that others ask for as another kind of lock.
-    Mixed { object: u64, manner: Manner },
+    /// Asks for a name that others ask for as another kind of lock.
+    Mixed {
+        object: u64,
+        manner: Manner,
+    },
     Observe(Duration),
     Steal {
         name: u64,
@@ -270,7 +273,8 @@ fn manner(dice: &mut Dice, ttl: Duration) -> Manner {
         17..19 => Ending::UnlockDropped,
         _ => Ending::Forget,
     };
-        let pause = dice.percent(10).then(|| Gap { after: dice.time(ttl / 8), length: dice.time(ttl * 2) });
+    let pause =
+        dice.percent(10).then(|| Gap { after: dice.time(ttl / 8), length: dice.time(ttl * 2) });
     Manner {
         way,
         abandon: dice.percent(12).then(|| dice.time(ttl / 2)),

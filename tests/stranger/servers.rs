@@ -1,7 +1,7 @@
 //! Redis, a quorum of three and ZooKeeper, in real time, with servers that are killed, paused and cut off.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ const TOGETHER: usize = 5;
 struct Node {
     server: Server,
     proxy: Proxy,
+    /// One thing goes wrong at a time.
+    turn: Mutex<()>,
 }
 
 impl Node {
@@ -31,10 +33,11 @@ impl Node {
         let server = Server::start_with(options);
         let proxy = Proxy::start(server.port());
         proxy.forget_requests();
-        Self { server, proxy }
+        Self { server, proxy, turn: Mutex::new(()) }
     }
 
     fn strike(&self, trouble: Trouble) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let cut = |mode: Mode, length: Duration| {
             self.proxy.set(mode);
             thread::sleep(length);
@@ -101,10 +104,12 @@ impl Breaker for Nodes {
 struct Ensemble {
     servers: ZooKeeper,
     next: AtomicUsize,
+    turn: Mutex<()>,
 }
 
 impl Breaker for Ensemble {
     fn strike(&self, trouble: Trouble) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let peer = self.next.fetch_add(1, Ordering::Relaxed) % 3;
         match trouble {
             Trouble::Outage(_) | Trouble::Restart => {
@@ -188,15 +193,17 @@ fn try_seeds(ground: &Ground, default: Duration) {
     let mut tally = Tally::default();
     while runs == 0 || Instant::now() < end {
         let count = if given.is_some() { 1 } else { TOGETHER };
-        let logs = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let logs = Arc::new(Mutex::new(Vec::new()));
         let mut tasks = Vec::new();
         for _ in 0..count {
-            let plan = Plan::new(
+            let mut plan = Plan::new(
                 seed,
                 ground.backend,
                 Some(ground.ttl),
                 Size { processes: 3, actors: 6, steps: 5 },
             );
+            // All share the servers, and so what goes wrong.
+            plan.mishaps.truncate(1);
             let site = Site::Servers {
                 url: ground.url.clone(),
                 breaker: Arc::clone(&ground.breaker),
@@ -270,7 +277,7 @@ fn zookeeper_keeps_its_promises() {
         backend: Backend::ZooKeeper,
         url,
         ttl: TICK * 10,
-        breaker: Arc::new(Ensemble { servers, next: AtomicUsize::new(0) }),
+        breaker: Arc::new(Ensemble { servers, next: AtomicUsize::new(0), turn: Mutex::new(()) }),
     };
     try_seeds(&ground, Duration::from_secs(6));
 }

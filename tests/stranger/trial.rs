@@ -69,6 +69,20 @@ pub async fn play(plan: &Plan, stage: Stage) -> History {
     while let Some(ended) = tasks.join_next().await {
         ended.expect("no actor panics");
     }
+    if plan.mishaps.is_empty() && rules.slack < Duration::from_millis(50) {
+        // "What was dropped is released."
+        sleep(Duration::from_millis(10)).await;
+        for incarnation in world.all() {
+            let left = incarnation.leases.holdings();
+            let what = format!(
+                "manager {} still holds {left:?}, 10 ms after the last lease has ended",
+                incarnation.number
+            );
+            if !left.is_empty() {
+                log.write(|history| history.leftovers.push(Leftover { what }));
+            }
+        }
+    }
     sleep(rules.ttl + delay + rules.poll * 3 + rules.attempt * 4 + rules.slack).await;
     look_for_leftovers(&world, &log).await;
     for incarnation in world.all() {

@@ -51,7 +51,8 @@ pub fn token_fires_before_the_next_grant(history: &History) -> Vec<Breach> {
         for [first, second] in
             pairs(&leases).filter(|[first, second]| first.excludes(second) && second.was_good())
         {
-            let both = Window { from: second.start.at, to: first.unfired_until.at };
+            let both =
+                Window { from: second.start.at, to: first.unfired_until.min(second.good_until).at };
             let around = Window { from: both.from.saturating_sub(history.rules.ttl), to: both.to };
             let stalled = history
                 .acts
@@ -159,11 +160,17 @@ pub fn close_waits_for_the_grace(history: &History) -> Vec<Breach> {
     for act in &history.acts {
         let Deed::Close { manager, .. } = act.deed else { continue };
         // The first of two counts.
-        let again = |other: &&Act| matches!(other.deed, Deed::Close { manager: who, .. } if who == manager) && other.start < act.start;
+        let again = |other: &&Act| {
+            matches!(other.deed, Deed::Close { manager: who, .. } if who == manager)
+                && other.start < act.start
+        };
         if history.acts.iter().any(|other| again(&other)) {
             continue;
         }
-        for first in history.leases.iter().filter(|held| held.manager == manager && held.good_until.order < act.start.order)
+        for first in history
+            .leases
+            .iter()
+            .filter(|held| held.manager == manager && held.good_until.order < act.start.order)
         {
             // It was there until a moment after the close began.
             let ended = first.end.as_ref().map(|end| end.begin);

@@ -42,10 +42,16 @@ pub fn max_hold_ends_a_lease(history: &History) -> Vec<Breach> {
     for held in history.leases.iter().filter(|held| !held.nested) {
         // A reader that joins what was a writer has its limit too: open, see the guide on `max_hold` of readers.
         let joins = |other: &&Held| {
-            other.name == held.name && other.manager == held.manager && other.holder == held.holder && other.mode == Mode::Read
+            other.name == held.name
+                && other.manager == held.manager
+                && other.holder == held.holder
+                && other.mode == Mode::Read
                 && history.calls[other.call].way == Way::Change
         };
-        if held.mode == Mode::Read && history.leases.iter().any(|other| joins(&other)) && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err() {
+        if held.mode == Mode::Read
+            && history.leases.iter().any(|other| joins(&other))
+            && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err()
+        {
             continue;
         }
         // A writer that becomes a reader is the same holder.
@@ -88,7 +94,10 @@ pub fn stall_ends_a_lease(history: &History) -> Vec<Breach> {
     let mut breaches = Vec::new();
     // Readers share their reports.
     for held in history.leases.iter().filter(|held| held.mode != Mode::Read && !held.nested) {
-        let its = history.leases.iter().filter(|other| other.handle == held.handle && other.name == held.name);
+        let its = history
+            .leases
+            .iter()
+            .filter(|other| other.handle == held.handle && other.name == held.name);
         let changes = its.clone().any(|other| history.calls[other.call].way == Way::Change);
         if changes || history.calls[held.call].object == Object::Election {
             continue;
@@ -99,14 +108,25 @@ pub fn stall_ends_a_lease(history: &History) -> Vec<Breach> {
         let is_late = held.good_until.at > last.at + limit + history.rules.slack;
         let first_report = held.reported.map_or(held.polled, |reported| reported);
         let is_early = held.lost.is_some_and(|lost| {
-            lost.loss == Some(Loss::Stalled) && lost.seen.at + history.rules.slack < first_report.at.min(held.start.at) + limit
+            lost.loss == Some(Loss::Stalled)
+                && lost.seen.at + history.rules.slack < first_report.at.min(held.start.at) + limit
         });
         let reported_just_now = held.lost.zip(held.reported).is_some_and(|(lost, reported)| {
-            lost.loss == Some(Loss::Stalled) && lost.seen.at < reported.at + limit && reported.order < lost.seen.order
+            lost.loss == Some(Loss::Stalled)
+                && lost.seen.at < reported.at + limit
+                && reported.order < lost.seen.order
         });
         if is_late || is_early || reported_just_now {
-            let what = format!("the lease of call {} was good until {:?}, reported {:?}, lost {:?}", held.call, held.good_until, held.reported, held.lost);
-            breaches.push(Breach { promise: "stall_ends_a_lease", sentence, name: held.name.clone(), what });
+            let what = format!(
+                "the lease of call {} was good until {:?}, reported {:?}, lost {:?}",
+                held.call, held.good_until, held.reported, held.lost
+            );
+            breaches.push(Breach {
+                promise: "stall_ends_a_lease",
+                sentence,
+                name: held.name.clone(),
+                what,
+            });
         }
     }
     breaches
@@ -268,10 +288,15 @@ pub fn closed_call_fails(history: &History) -> Vec<Breach> {
             .filter(|(_, call)| call.manager == *manager && !call.nested)
         {
             let began_after = call.start.order > closed.order;
-                        let waited = call.unpolled.is_none() && call.waits_at(act.start) && call.end.is_none_or(|end| end.at > closed.at + history.rules.slack);
+            let waited = call.unpolled.is_none()
+                && call.waits_at(act.start)
+                && call.end.is_none_or(|end| end.at > closed.at + history.rules.slack);
             let is_closed = match &call.outcome {
                 Outcome::Failed(failure) => {
-                    matches!(failure.kind, ErrorKind::Closed | ErrorKind::Lost)
+                    matches!(
+                        failure.kind,
+                        ErrorKind::Closed | ErrorKind::Lost | ErrorKind::Unsupported
+                    )
                 }
                 // Nobody saw what it would have returned.
                 Outcome::Abandoned => true,

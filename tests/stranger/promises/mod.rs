@@ -4,6 +4,7 @@
 
 mod exclusion;
 mod fencing;
+mod force;
 mod jobs;
 mod losses;
 mod order;
@@ -17,6 +18,9 @@ pub use exclusion::{
 pub use fencing::{
     fences_are_there, fences_grow, readers_have_their_own, steal_has_a_larger_fence,
 };
+pub use force::{
+    close_fires_all_tokens, force_fires_tokens_here, lost_lease_stays_lost, patience_lasts,
+};
 pub use jobs::{done_only_if_it_ran, job_runs_once, jobs_exclude};
 pub use losses::{
     closed_call_fails, delay_keeps_the_name, forget_keeps_the_name, losses_have_causes,
@@ -24,8 +28,9 @@ pub use losses::{
 };
 pub use order::{fair_order, order_in_a_manager};
 pub use returns::{
-    another_kind_is_refused, close_ends_in_time, errors_have_reasons, force_reports_a_holder, fresh_lease_has_half,
-    nested_call_is_at_once, nothing_is_left, refusal_has_a_reason, unsupported_is_refused, view_goes_forward,
+    another_kind_is_refused, close_ends_in_time, errors_have_reasons, force_reports_a_holder,
+    fresh_lease_has_half, nested_call_is_at_once, nothing_is_left, refusal_has_a_reason,
+    unsupported_is_refused, view_goes_forward,
 };
 pub use waits::{free_name_is_granted, limits_are_kept, silence_lasts_a_ttl, stuck_call};
 
@@ -35,7 +40,7 @@ use crate::judge::Breach;
 type Promise = fn(&History) -> Vec<Breach>;
 
 /// All of them.
-pub const ALL: [Promise; 36] = [
+pub const ALL: [Promise; 40] = [
     locks_exclude,
     token_fires_before_the_next_grant,
     permits_keep_the_size,
@@ -72,6 +77,10 @@ pub const ALL: [Promise; 36] = [
     stall_ends_a_lease,
     another_kind_is_refused,
     view_goes_forward,
+    lost_lease_stays_lost,
+    close_fires_all_tokens,
+    force_fires_tokens_here,
+    patience_lasts,
 ];
 
 /// Returns all that is broken.

@@ -20,8 +20,10 @@ fn waiters<'a>(history: &'a History, name: &str) -> Vec<&'a Call> {
 /// Whether `second` surely had its lease while `first` still waited.
 fn passes(history: &History, second: &Call, first: &Call) -> bool {
     let late = second.end.is_some_and(|end| end.at + history.rules.slack < first.polled.at);
-        // "If it is not polled, other calls pass it."
-    let goes_on = first.unpolled.is_none() && first.outcome != Outcome::Abandoned && !matches!(first.outcome, Outcome::Failed(_));
+    // "If it is not polled, other calls pass it."
+    let goes_on = first.unpolled.is_none()
+        && first.outcome != Outcome::Abandoned
+        && !matches!(first.outcome, Outcome::Failed(_));
     second.outcome == Outcome::Granted && late && goes_on
 }
 

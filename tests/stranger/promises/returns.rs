@@ -63,11 +63,12 @@ fn has_reason(history: &History, call: &Call, failure: &Failure) -> bool {
             let span = Window { from: call.start.at.saturating_sub(history.rules.ttl), to: end.at };
             // "`Unavailable` if the time passes without an answer of the store."
             let is_short = matches!(call.way, Way::Timed(time) if time < history.rules.attempt / 4);
-            // A node of a quorum has a twentieth of the TTL, which a busy machine may need for itself.
-            let is_busy =
-                backend == Backend::Quorum && history.rules.slack > history.rules.ttl / 20;
+            // A busy machine may need a whole attempt for itself.
+            let is_busy = history.rules.slack > history.rules.attempt;
             // A limit that ends while nobody polls leaves no time for an answer: open.
-            let is_late = call.unpolled.is_some() && matches!(call.way, Way::Timed(_)) && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err();
+            let is_late = call.unpolled.is_some()
+                && matches!(call.way, Way::Timed(_))
+                && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err();
             is_short || is_busy || is_late || history.trouble_of(call.manager, span)
         }
         ErrorKind::WrongType => is_another_kind(history, call),
@@ -82,11 +83,16 @@ fn has_reason(history: &History, call: &Call, failure: &Failure) -> bool {
 
 /// Whether someone has, or had just now, or asked for a name of a call as another kind of lock.
 fn is_another_kind(history: &History, call: &Call) -> bool {
-    let span = Window { from: call.start.at.saturating_sub(history.rules.ttl * 2), to: call.end_at() };
+    let span =
+        Window { from: call.start.at.saturating_sub(history.rules.ttl * 2), to: call.end_at() };
     let differs = |other: &&Call| (other.object == Object::Rw) != (call.object == Object::Rw);
     history.calls.iter().filter(differs).any(|other| {
         other.names.iter().any(|name| call.has(name)) && {
-            let left = history.leases.iter().filter(|held| other.has(&held.name)).any(|held| history.kept(held).meets(call.window()));
+            let left = history
+                .leases
+                .iter()
+                .filter(|held| other.has(&held.name))
+                .any(|held| history.kept(held).meets(call.window()));
             left || other.window().meets(span)
         }
     })
@@ -97,21 +103,41 @@ pub fn another_kind_is_refused(history: &History) -> Vec<Breach> {
     let sentence = "family: A name is one kind of lock at a time: a request for another kind returns `WrongType`, and changes \
                     nothing.";
     let mut breaches = Vec::new();
-    for (number, call) in history.calls.iter().enumerate().filter(|(_, call)| call.end.is_some() && call.names.len() == 1) {
+    for (number, call) in history
+        .calls
+        .iter()
+        .enumerate()
+        .filter(|(_, call)| call.end.is_some() && call.names.len() == 1)
+    {
         let rw = call.object == Object::Rw;
         let holder = history.leases.iter().find(|held| {
-            let lasts = call.end.is_some_and(|end| held.start.order < call.start.order && end.order < held.good_until.order);
+            let lasts = call.end.is_some_and(|end| {
+                held.start.order < call.start.order && end.order < held.good_until.order
+            });
             call.has(&held.name) && lasts && (history.calls[held.call].object == Object::Rw) != rw
         });
         let is_wrong = match &call.outcome {
             // A call behind others of its manager has not asked yet.
             Outcome::Refused | Outcome::Abandoned => false,
-            Outcome::Failed(failure) => !matches!(failure.kind, ErrorKind::WrongType | ErrorKind::Closed | ErrorKind::Unavailable),
+            Outcome::Failed(failure) => !matches!(
+                failure.kind,
+                ErrorKind::WrongType | ErrorKind::Closed | ErrorKind::Unavailable
+            ),
             _ => true,
         };
-        if let Some(holder) = holder.filter(|_| is_wrong && !history.acts.iter().any(|act| act.is_force_on(&call.names[0]))) {
-            let what = format!("call {number} ended with {:?} beside the lease of call {}", call.outcome, holder.call);
-            breaches.push(Breach { promise: "another_kind_is_refused", sentence, name: call.names[0].clone(), what });
+        if let Some(holder) = holder
+            .filter(|_| is_wrong && !history.acts.iter().any(|act| act.is_force_on(&call.names[0])))
+        {
+            let what = format!(
+                "call {number} ended with {:?} beside the lease of call {}",
+                call.outcome, holder.call
+            );
+            breaches.push(Breach {
+                promise: "another_kind_is_refused",
+                sentence,
+                name: call.names[0].clone(),
+                what,
+            });
         }
     }
     breaches
@@ -123,16 +149,32 @@ pub fn view_goes_forward(history: &History) -> Vec<Breach> {
     let mut breaches = Vec::new();
     for (index, seen) in history.sightings.iter().enumerate() {
         let before = history.sightings[..index].iter().filter(|before| before.view == seen.view);
-        let goes_back = before.filter_map(|before| before.term).max().zip(seen.term).is_some_and(|terms| terms.1 < terms.0);
+        let goes_back = before
+            .filter_map(|before| before.term)
+            .max()
+            .zip(seen.term)
+            .is_some_and(|terms| terms.1 < terms.0);
         // The lease may be handed off under one id.
-        let its = |held: &&Held| held.name == seen.name && seen.holder.as_ref() == Some(&held.holder);
-        let values: Vec<String> =
-            history.leases.iter().filter(its).map(|held| format!("actor {}", history.calls[held.call].actor)).collect();
-        let is_strange = !values.is_empty() && seen.value.as_ref().is_some_and(|value| !values.contains(value));
-        let lost_data = history.disturbed(&seen.name).iter().any(|window| window.from <= seen.at.at);
+        let its =
+            |held: &&Held| held.name == seen.name && seen.holder.as_ref() == Some(&held.holder);
+        let values: Vec<String> = history
+            .leases
+            .iter()
+            .filter(its)
+            .map(|held| format!("actor {}", history.calls[held.call].actor))
+            .collect();
+        let is_strange =
+            !values.is_empty() && seen.value.as_ref().is_some_and(|value| !values.contains(value));
+        let lost_data =
+            history.disturbed(&seen.name).iter().any(|window| window.from <= seen.at.at);
         if goes_back && !lost_data || is_strange {
             let what = format!("{seen:?}; its values are {values:?}");
-            breaches.push(Breach { promise: "view_goes_forward", sentence, name: seen.name.clone(), what });
+            breaches.push(Breach {
+                promise: "view_goes_forward",
+                sentence,
+                name: seen.name.clone(),
+                what,
+            });
         }
     }
     breaches
@@ -167,7 +209,10 @@ pub fn errors_have_reasons(history: &History) -> Vec<Breach> {
         };
         let is_known = match failure.kind {
             ErrorKind::Lost => true,
-            ErrorKind::Unavailable => history.trouble_of(held.manager, span),
+            ErrorKind::Unavailable => {
+                history.rules.slack > history.rules.attempt
+                    || history.trouble_of(held.manager, span)
+            }
             _ => false,
         };
         if !is_known {
@@ -190,7 +235,9 @@ pub fn errors_have_reasons(history: &History) -> Vec<Breach> {
             ErrorKind::Lost => {
                 failure.loss.is_some_and(|loss| history.has_cause(&job.key, job.manager, loss, end))
             }
-            ErrorKind::Unavailable => history.trouble_of(job.manager, span),
+            ErrorKind::Unavailable => {
+                history.rules.slack > history.rules.attempt || history.trouble_of(job.manager, span)
+            }
             ErrorKind::Unsupported => history.rules.backend == Backend::ZooKeeper,
             _ => false,
         };
@@ -228,6 +275,8 @@ pub fn refusal_has_a_reason(history: &History) -> Vec<Breach> {
         let is_try = match call.way {
             Way::Try => true,
             Way::Timed(time) => time.is_zero(),
+            // An upgrade is refused for the same reasons.
+            Way::Change => call.mode == Mode::Write,
             _ => false,
         };
         if call.outcome != Outcome::Refused || !is_try || history.trouble_in(around(history, call))
@@ -281,7 +330,10 @@ fn is_kept(history: &History, number: usize, name: &str) -> bool {
         sum + count > size
     } else {
         let keeps = |held: &&Held| {
-            held.name == name && held.call != number && !(reads && held.mode == Mode::Read)
+            held.name == name
+                && held.call != number
+                && held.handle != call.handle
+                && !(reads && held.mode == Mode::Read)
         };
         history.leases.iter().filter(keeps).any(|held| history.kept(held).meets(window))
     };

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use crate::history::{Call, History, Object, Outcome, Way};
+use crate::history::{Backend, Call, History, Object, Outcome, Way};
 use crate::judge::{Breach, Window};
 
 /// How long a name may be free until a call that waits for it is granted it.
 fn bound(history: &History, call: &Call) -> Duration {
     let rules = &history.rules;
     // A poll, two attempts, and the pause in which a manager lets others go first.
-    let plain = rules.poll + rules.attempt * 2 + Duration::from_millis(500) + rules.slack;
+    let calm = !history
+        .trouble_in(Window { from: call.start.at.saturating_sub(rules.ttl), to: call.end_at() });
+    let attempts =
+        if calm && rules.backend == Backend::Memory { Duration::ZERO } else { rules.attempt * 2 };
+    let plain = rules.poll + attempts + Duration::from_millis(500) + rules.slack;
     let arrivals = (rules.poll * 3).max(rules.attempt * 2);
     match call.object {
         Object::Fair | Object::Rw => plain + arrivals,
@@ -109,11 +113,12 @@ pub fn silence_lasts_a_ttl(history: &History) -> Vec<Breach> {
     };
     for (number, call) in history.calls.iter().enumerate() {
         let Outcome::Failed(failure) = &call.outcome else { continue };
-        // The silence may have begun before the call.
+        // The silence may have begun before the call, and what is over may be what it still suffers from.
+        let around = Window { from: call.start.at.saturating_sub(rules.ttl), to: call.end_at() };
         let since = history
             .acts
             .iter()
-            .filter(|act| act.window().meets(call.window()))
+            .filter(|act| act.window().meets(around))
             .map(|act| act.start.at)
             .min();
         let silent =

@@ -39,15 +39,14 @@ struct Ask {
 
 impl Ask {
     fn new(object: Object, name: String, mode: Mode, way: Way, handle: u64) -> Self {
-        let (any, nested) = (false, false);
         Self {
             object,
             names: vec![name],
-            any,
+            any: false,
             mode,
             way,
             handle,
-            nested,
+            nested: false,
             min_hold: None,
             lock_delay: Duration::ZERO,
         }
@@ -681,13 +680,11 @@ impl Flow {
         let log = self.world.log.clone();
         let start = log.stamp();
         let number = log.write(|history| {
-            let (keep, wait) = (task.keep, task.wait);
-            let (key, manager) = (key.to_owned(), at.number);
             history.jobs.push(JobCall {
-                key,
-                manager,
-                keep,
-                wait,
+                key: key.to_owned(),
+                manager: at.number,
+                keep: task.keep,
+                wait: task.wait,
                 start,
                 body: None,
                 end: None,

@@ -572,3 +572,11 @@ fn view_that_goes_back_is_found() {
     });
     breaks(&history, "view_goes_forward");
 }
+
+#[test]
+fn lease_that_counts_wrong_is_found() {
+    let mut history = empty();
+    let held = lease(&mut history, 10, 300);
+    history.leases[held].hold_count = 2;
+    breaks(&history, "hold_count_counts");
+}

@@ -129,7 +129,7 @@ pub enum Trouble {
     LoseReplies(usize),
     /// Requests are this much later, for a while.
     Slow { by: Duration, span: Duration },
-    /// Answers are lost, and requests run after this time, when nobody expects them.
+    /// Answers are lost, and requests run after this time, when no call expects them.
     RunLate(Duration),
     /// The server, or one of its nodes, restarts.
     Restart,

@@ -14,7 +14,7 @@ use crate::trial::{self, Stage, Tally};
 use crate::world::{Breaker, Site};
 
 /// How late the machine may be.
-const SLACK: Duration = Duration::from_millis(400);
+const SLACK: Duration = Duration::from_millis(800);
 /// What counts as a stall of the machine.
 const STALL: Duration = Duration::from_millis(40);
 /// How many plans run at one time, on the same servers.

@@ -24,7 +24,8 @@ pub fn fences_grow(history: &History) -> Vec<Breach> {
             leases.iter().filter(|held| !held.nested && calm(history, held, &disturbed)).collect();
         for (index, second) in calm.iter().enumerate() {
             for first in &calm[..index] {
-                let (Some(before), Some(after)) = (first.fence, second.fence) else { continue };
+                let Some(before) = first.fence else { continue };
+                let Some(after) = second.fence else { continue };
                 if first.mode == Mode::Read && second.mode == Mode::Read {
                     continue;
                 }

@@ -15,7 +15,8 @@ pub fn job_runs_once(history: &History) -> Vec<Breach> {
     let sentence = "`Job`: success closes the key for the time of `keep`: while it is closed, no replica runs the job again.";
     let mut breaches = Vec::new();
     for [first, second] in pairs(history).filter(|[first, _]| first.outcome == JobOutcome::Ran) {
-        let (Some(ran), Some(again)) = (first.body, second.body) else { continue };
+        let Some(ran) = first.body else { continue };
+        let Some(again) = second.body else { continue };
         let Some(ok) = ran.returned_ok else { continue };
         if again.start.order > ok.order && again.start.at < ok.at + first.keep {
             let what = format!(
@@ -39,7 +40,8 @@ pub fn jobs_exclude(history: &History) -> Vec<Breach> {
         "`Job`: One of them runs the body. The key is an exclusive lock of the same name.";
     let mut breaches = Vec::new();
     for [first, second] in pairs(history) {
-        let (Some(one), Some(other)) = (first.body, second.body) else { continue };
+        let Some(one) = first.body else { continue };
+        let Some(other) = second.body else { continue };
         if one.start.order < other.start.order
             && other.start.order < one.good_until.order
             && other.good_until.order > other.start.order

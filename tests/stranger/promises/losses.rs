@@ -156,9 +156,8 @@ pub fn min_hold_keeps_the_name(history: &History) -> Vec<Breach> {
                     ends. While the name is closed, no handle can lock it, not even the one that had it.";
     let mut breaches = Vec::new();
     for held in history.leases.iter().filter(|held| !held.nested) {
-        let (Some(min), Some(end)) = (history.calls[held.call].min_hold, held.clean_end()) else {
-            continue;
-        };
+        let Some(min) = history.calls[held.call].min_hold else { continue };
+        let Some(end) = held.clean_end() else { continue };
         let last = history
             .leases
             .iter()
@@ -280,7 +279,8 @@ pub fn closed_call_fails(history: &History) -> Vec<Breach> {
     let sentence = "`LeaseManager::close`: refuses new locks (...) and waiters get `Closed`.";
     let mut breaches = Vec::new();
     for act in &history.acts {
-        let (Deed::Close { manager, .. }, Some(closed)) = (&act.deed, act.end) else { continue };
+        let Deed::Close { manager, .. } = &act.deed else { continue };
+        let Some(closed) = act.end else { continue };
         for (number, call) in history
             .calls
             .iter()
@@ -298,7 +298,7 @@ pub fn closed_call_fails(history: &History) -> Vec<Breach> {
                         ErrorKind::Closed | ErrorKind::Lost | ErrorKind::Unsupported
                     )
                 }
-                // Nobody saw what it would have returned.
+                // What it would have returned is not known.
                 Outcome::Abandoned => true,
                 _ => false,
             };

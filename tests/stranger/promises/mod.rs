@@ -29,8 +29,8 @@ pub use losses::{
 pub use order::{fair_order, order_in_a_manager};
 pub use returns::{
     another_kind_is_refused, close_ends_in_time, errors_have_reasons, force_reports_a_holder,
-    fresh_lease_has_half, nested_call_is_at_once, nothing_is_left, refusal_has_a_reason,
-    unsupported_is_refused, view_goes_forward,
+    fresh_lease_has_half, hold_count_counts, nested_call_is_at_once, nothing_is_left,
+    refusal_has_a_reason, unsupported_is_refused, view_goes_forward,
 };
 pub use waits::{free_name_is_granted, limits_are_kept, silence_lasts_a_ttl, stuck_call};
 
@@ -40,7 +40,7 @@ use crate::judge::Breach;
 type Promise = fn(&History) -> Vec<Breach>;
 
 /// All of them.
-pub const ALL: [Promise; 40] = [
+pub const ALL: [Promise; 41] = [
     locks_exclude,
     token_fires_before_the_next_grant,
     permits_keep_the_size,
@@ -81,6 +81,7 @@ pub const ALL: [Promise; 40] = [
     close_fires_all_tokens,
     force_fires_tokens_here,
     patience_lasts,
+    hold_count_counts,
 ];
 
 /// Returns all that is broken.

@@ -43,6 +43,34 @@ pub fn nested_call_is_at_once(history: &History) -> Vec<Breach> {
     breaches
 }
 
+/// A lease counts the leases of its handle.
+pub fn hold_count_counts(history: &History) -> Vec<Breach> {
+    let sentence = "`Lease::hold_count`: Returns how many live leases the handle of this lease has in the hold: 1, and one more \
+                    for each nested call.";
+    let mut breaches = Vec::new();
+    for held in history.leases.iter().filter(|held| held.was_good()) {
+        let is_alive = |other: &&Held| {
+            let began = other.start.order <= held.start.order;
+            let goes_on = other.end.as_ref().is_none_or(|end| end.begin.order > held.start.order);
+            other.handle == held.handle && other.name == held.name && began && goes_on
+        };
+        let count = history.leases.iter().filter(is_alive).count();
+        if usize::try_from(held.hold_count) != Ok(count) {
+            let what = format!(
+                "the lease of call {} is one of {count}, and says {}",
+                held.call, held.hold_count
+            );
+            breaches.push(Breach {
+                promise: "hold_count_counts",
+                sentence,
+                name: held.name.clone(),
+                what,
+            });
+        }
+    }
+    breaches
+}
+
 /// Whether the guide knows a reason for an error.
 fn has_reason(history: &History, call: &Call, failure: &Failure) -> bool {
     let Some(end) = call.end else { return false };
@@ -65,7 +93,7 @@ fn has_reason(history: &History, call: &Call, failure: &Failure) -> bool {
             let is_short = matches!(call.way, Way::Timed(time) if time < history.rules.attempt / 4);
             // A busy machine may need a whole attempt for itself.
             let is_busy = history.rules.slack > history.rules.attempt;
-            // A limit that ends while nobody polls leaves no time for an answer: open.
+            // A limit that ends while it is not polled leaves no time for an answer: open.
             let is_late = call.unpolled.is_some()
                 && matches!(call.way, Way::Timed(_))
                 && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err();

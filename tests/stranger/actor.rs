@@ -1,4 +1,4 @@
-//! An actor: one flow of control, which makes calls and notes what they return.
+//! An actor: one caller, which makes its calls one after the other and notes what they return.
 
 use std::future::poll_fn;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use crate::history::{Pause, Sighting};
 use crate::plan::{Gap, Manner, PERMITS, SLOTS, Step};
 use crate::world::{Incarnation, World};
 
-pub struct Flow {
+pub struct Caller {
     pub world: Arc<World>,
     pub number: usize,
     pub process: usize,
@@ -77,7 +77,7 @@ struct Live {
     shared: Arc<Shared>,
 }
 
-impl Flow {
+impl Caller {
     pub async fn run(&self, steps: &[Step]) {
         for step in steps {
             self.step(step).await;

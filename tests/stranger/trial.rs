@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
-use crate::actor::Flow;
+use crate::actor::Caller;
 use crate::history::{History, Leftover, Log, Outcome, Way};
 use crate::judge::Breach;
 use crate::plan::Plan;
@@ -55,9 +55,9 @@ pub async fn play(plan: &Plan, stage: Stage) -> History {
         World::open(plan, log.clone(), stage.site, stage.prefix, rules.ttl * stage.patience).await;
     let mut tasks = tokio::task::JoinSet::new();
     for (number, actor) in plan.actors.iter().enumerate() {
-        let flow = Flow { world: Arc::clone(&world), number, process: actor.process };
+        let caller = Caller { world: Arc::clone(&world), number, process: actor.process };
         let steps = actor.steps.clone();
-        tasks.spawn(async move { flow.run(&steps).await });
+        tasks.spawn(async move { caller.run(&steps).await });
     }
     for mishap in plan.mishaps.clone() {
         let world = Arc::clone(&world);

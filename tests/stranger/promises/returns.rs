@@ -95,7 +95,7 @@ fn has_reason(history: &History, call: &Call, failure: &Failure) -> bool {
             let is_busy = history.rules.slack > history.rules.attempt;
             // A limit that ends while it is not polled leaves no time for an answer: open.
             let is_late = call.unpolled.is_some()
-                && matches!(call.way, Way::Timed(_))
+                && call.way != Way::Wait
                 && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err();
             is_short || is_busy || is_late || history.trouble_of(call.manager, span)
         }

@@ -48,6 +48,10 @@ pub fn max_hold_ends_a_lease(history: &History) -> Vec<Breach> {
                 && other.mode == Mode::Read
                 && history.calls[other.call].way == Way::Change
         };
+        let upgraded = held.mode == Mode::Write && history.calls[held.call].way == Way::Change;
+        if upgraded && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err() {
+            continue;
+        }
         if held.mode == Mode::Read
             && history.leases.iter().any(|other| joins(&other))
             && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err()

@@ -42,8 +42,7 @@ pub(in crate::engine) fn join(
     let now = core.now();
     let mut inner = hold.lock();
     // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
-    let joins = inner.state.join(&core.timing, now, core.settings.max_hold);
-    let share = joins.then(|| inner.add_share());
+    let share = inner.state.join(&core.timing, now).then(|| inner.add_share());
     let event = match share {
         Some(_) => hold.happened(core, now, report.granted(hold.fence, How::Joined, now)),
         None => Recorded::default(),

@@ -413,21 +413,10 @@ impl State {
     }
 
     /// Adds a lease of another handle, if the hold is as good as a new grant: it is sure, nothing changes its mode, enough
-    /// time is left, also of `max_hold`, and the store was asked lately, so that waiters elsewhere do not wait long. Returns
-    /// whether it did.
-    pub(in crate::engine) fn join(
-        &mut self,
-        timing: &Timing,
-        now: Instant,
-        max_hold: Option<Duration>,
-    ) -> bool {
-        // After a downgrade `max_until` counts from the grant of the writer, which may be long ago.
-        let has_most_of =
-            |max| self.max_until.is_none_or(|end| end + timing.longest_chain >= now + max);
-        let joins = self.is_sure(timing, now)
-            && self.is_shared()
-            && self.handoffs.is_recent(timing, now)
-            && max_hold.is_none_or(has_most_of);
+    /// time is left, and the store was asked lately, so that waiters elsewhere do not wait long. Returns whether it did.
+    pub(in crate::engine) fn join(&mut self, timing: &Timing, now: Instant) -> bool {
+        let joins =
+            self.is_sure(timing, now) && self.is_shared() && self.handoffs.is_recent(timing, now);
         if joins {
             self.live += 1;
             self.progress(now);
@@ -527,11 +516,13 @@ impl State {
         // The caller gets the lease that was in the change.
         self.end_ahead();
         let unsure_until = self.release.unsure_until.take();
-        let next = Self {
+        let mut next = Self {
             policy: self.policy.take(),
             record: self.record.change_mode(),
             ..Self::granted(sent, renew, self.max_until, unsure_until)
         };
+        // `max_hold` counts on, so a reader joins only as long after its begin as it may.
+        next.handoffs.began = self.max_until.map_or(sent, |_| self.handoffs.began);
         self.in_flight = InFlight::None;
         self.replaced();
         Some(next)
@@ -1487,24 +1478,23 @@ mod tests {
     #[test]
     fn read_hold_is_joined_while_it_is_as_good_as_new() {
         let mut state = read();
-        assert!(state.join(&timing(), at(99), None) && state.live() == 2);
+        assert!(state.join(&timing(), at(99)) && state.live() == 2);
         assert!(!state.needs_flush(), "the store counts one");
-        assert!(!state.join(&timing(), at(100), None), "after T/10 the store is asked");
+        assert!(!state.join(&timing(), at(100)), "after T/10 the store is asked");
         state.leave(&timing(), at(100));
         assert!(!state.needs_flush());
         state.leave(&timing(), at(100));
         assert_eq!((state.begin_release(&timing(), at(100)), state.live()), (Next::Release, 0));
-        assert!(!state.join(&timing(), at(50), None), "it is being released");
+        assert!(!state.join(&timing(), at(50)), "it is being released");
     }
 
     #[test]
     fn read_hold_at_risk_changing_or_ending_is_not_joined() {
-        const MAX_HOLD: Duration = Duration::from_millis(500);
         let joins = |change: &dyn Fn(&mut State)| {
             let mut state = read();
             change(&mut state);
             let live = state.live();
-            let joined = state.join(&timing(), at(50), Some(MAX_HOLD));
+            let joined = state.join(&timing(), at(50));
             assert_eq!(state.live(), live + u32::from(joined));
             joined
         };
@@ -1523,13 +1513,8 @@ mod tests {
         }));
         assert!(!joins(&|state| state.lose(Loss::Revoked, None)));
         assert!(!joins(&|state| state.max_until = Some(at(50))));
-        // It may have begun T/10 ago, and not earlier, as after a downgrade.
-        let longest = MAX_HOLD - timing().ttl / 10;
-        assert!(joins(&|state| state.max_until = Some(at(50) + longest)));
-        let earlier = at(49) + longest;
-        assert!(!joins(&|state| state.max_until = Some(earlier)));
         let mut plain = held();
-        assert!(!plain.join(&timing(), at(50), None), "its leases are counted in the store");
+        assert!(!plain.join(&timing(), at(50)), "its leases are counted in the store");
     }
 
     #[test]

@@ -203,7 +203,8 @@ impl Lock {
     /// # Errors
     ///
     /// As [`lock`](Lock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of the
-    /// store, with the last failure of its server as the source.
+    /// store, with the last failure of its server as the source. The same if the time passes while the future is not
+    /// polled: nothing has asked the store then.
     ///
     /// If the server has just answered other calls that lock, a timeout is `None` and no error: the limit was too short,
     /// and the store is not silent. So you may give it what is left of your own deadline.

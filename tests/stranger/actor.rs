@@ -501,7 +501,7 @@ impl Caller {
                 for probe in &lease.probes {
                     probe.look(&self.world.log);
                     // Some actors report what they do, and some hang.
-                    if self.number % 2 == 0 {
+                    if self.number.is_multiple_of(2) {
                         probe.report(&self.world.log);
                     }
                 }
@@ -522,10 +522,11 @@ impl Caller {
         match how {
             Ending::Unlock => failure = guard.unlock().await.err(),
             Ending::UnlockNow => failure = guard.unlock_now().await.err(),
-            Ending::UnlockDropped => match timeout(Duration::ZERO, guard.unlock()).await {
-                Ok(result) => failure = result.err(),
-                Err(_) => {}
-            },
+            Ending::UnlockDropped => {
+                if let Ok(result) = timeout(Duration::ZERO, guard.unlock()).await {
+                    failure = result.err();
+                }
+            }
             Ending::Forget => {
                 guard.forget();
             }

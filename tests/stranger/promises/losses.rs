@@ -40,24 +40,6 @@ pub fn max_hold_ends_a_lease(history: &History) -> Vec<Breach> {
     let Some(max) = history.rules.max_hold else { return Vec::new() };
     let mut breaches = Vec::new();
     for held in history.leases.iter().filter(|held| !held.nested) {
-        // A reader that joins what was a writer has its limit too: open, see the guide on `max_hold` of readers.
-        let joins = |other: &&Held| {
-            other.name == held.name
-                && other.manager == held.manager
-                && other.holder == held.holder
-                && other.mode == Mode::Read
-                && history.calls[other.call].way == Way::Change
-        };
-        let upgraded = held.mode == Mode::Write && history.calls[held.call].way == Way::Change;
-        if upgraded && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err() {
-            continue;
-        }
-        if held.mode == Mode::Read
-            && history.leases.iter().any(|other| joins(&other))
-            && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err()
-        {
-            continue;
-        }
         // A writer that becomes a reader is the same holder.
         let is_first = |first: &&Held| first.handle == held.handle && first.name == held.name;
         let first = if history.calls[held.call].way == Way::Change {
@@ -68,7 +50,9 @@ pub fn max_hold_ends_a_lease(history: &History) -> Vec<Breach> {
         let first = first.unwrap_or(held);
         let call = &history.calls[first.call];
         // "`max_hold` counts from the grant, which may be a tenth of the TTL older than the lease."
-        let joined = if held.mode == Mode::Read { history.rules.ttl / 10 } else { Duration::ZERO };
+        // It may be a writer by now.
+        let has_read = held.mode == Mode::Read || history.calls[held.call].way == Way::Change;
+        let joined = if has_read { history.rules.ttl / 10 } else { Duration::ZERO };
         let is_late = held.good_until.at > first.start.at + max + history.rules.slack;
         let is_early = held.lost.is_some_and(|lost| {
             lost.loss == Some(Loss::MaxHold)

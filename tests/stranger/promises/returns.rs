@@ -93,10 +93,8 @@ fn has_reason(history: &History, call: &Call, failure: &Failure) -> bool {
             let is_short = matches!(call.way, Way::Timed(time) if time < history.rules.attempt / 4);
             // A busy machine may need a whole attempt for itself.
             let is_busy = history.rules.slack > history.rules.attempt;
-            // A limit that ends while it is not polled leaves no time for an answer: open.
-            let is_late = call.unpolled.is_some()
-                && call.way != Way::Wait
-                && std::env::var("LEASEHOLD_STRANGER_OPEN").is_err();
+            // "... also because the future was not polled."
+            let is_late = call.unpolled.is_some() && call.way != Way::Wait;
             is_short || is_busy || is_late || history.trouble_of(call.manager, span)
         }
         ErrorKind::WrongType => is_another_kind(history, call),
@@ -222,10 +220,10 @@ pub fn errors_have_reasons(history: &History) -> Vec<Breach> {
         });
     };
     for (number, call) in history.calls.iter().enumerate() {
-        if let Outcome::Failed(failure) = &call.outcome {
-            if !has_reason(history, call, failure) {
-                add(&call.names[0], format!("call {number} returned {failure:?}"));
-            }
+        if let Outcome::Failed(failure) = &call.outcome
+            && !has_reason(history, call, failure)
+        {
+            add(&call.names[0], format!("call {number} returned {failure:?}"));
         }
     }
     for held in &history.leases {

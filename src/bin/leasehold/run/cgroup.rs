@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 /// How often what runs in a cgroup is moved, as it may fork meanwhile.
 const LONGEST_MOVE: u32 = 100;
 
+/// The most cgroups of this number that earlier processes may have left.
+const MOST_LEFT: u32 = 1000;
+
 /// A cgroup that holds the tree and nothing else.
 #[derive(Clone, Debug)]
 pub(super) struct Cgroup(PathBuf);
@@ -14,9 +17,11 @@ pub(super) struct Cgroup(PathBuf);
 impl Cgroup {
     /// Makes one inside that of this process. Returns `None` where it may not.
     pub(super) fn create() -> Option<Self> {
-        let path = own()?.join(format!("leasehold-{}", std::process::id()));
-        fs::create_dir(&path).ok()?;
-        let cgroup = Self(path);
+        let own = own()?;
+        let pid = std::process::id();
+        // One that was killed has left its cgroup, and another namespace has the same numbers of processes.
+        let names = (0..MOST_LEFT).map(|count| own.join(format!("leasehold-{pid}-{count}")));
+        let cgroup = Self(first_new(names)?);
         // A kernel before 5.14 cannot kill a whole cgroup.
         if cgroup.0.join("cgroup.kill").exists() {
             return Some(cgroup);
@@ -64,6 +69,18 @@ impl Cgroup {
     }
 }
 
+/// Makes the first of these folders that is not there. Returns `None` if it may not.
+fn first_new(paths: impl IntoIterator<Item = PathBuf>) -> Option<PathBuf> {
+    for path in paths {
+        match fs::create_dir(&path) {
+            Ok(()) => return Some(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
 /// Moves all that runs in a cgroup to another one.
 fn empty(path: &Path, other: &Path) {
     below(path).for_each(|path| empty(&path, other));
@@ -101,4 +118,20 @@ fn own() -> Option<PathBuf> {
     // A mount can show a part of the hierarchy alone.
     let inside = Path::new(path).strip_prefix(&root).ok()?;
     Some(Path::new(&point).join(inside))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folder_that_was_left_is_passed_over() {
+        let own = std::env::temp_dir().join(format!("leasehold-cgroup-{}", std::process::id()));
+        let names = || (0..2).map(|count| own.join(count.to_string()));
+        assert_eq!(first_new(names()), None, "it may not");
+        fs::create_dir(&own).expect("a folder");
+        let made = [(); 3].map(|()| first_new(names()));
+        fs::remove_dir_all(&own).expect("the folder");
+        assert_eq!(made, [Some(own.join("0")), Some(own.join("1")), None]);
+    }
 }

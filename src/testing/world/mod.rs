@@ -392,7 +392,7 @@ impl World {
     /// its token, and ends the run as [`AfterLoss`](Breach::AfterLoss) if the work goes on when the lease has been lost for
     /// longer than the [grace](crate::Builder::grace), as [`WithoutLease`](Breach::WithoutLease) if it goes on when the lease is
     /// released, and as [`Overlap`](Breach::Overlap) if leasehold breaks a promise. A lease whose
-    /// [mode](crate::ReadLease::upgrade) has changed has a new token: report again with that one.
+    /// [mode](crate::ReadLease::try_upgrade) has changed has a new token: report again with that one.
     ///
     /// Permits of a semaphore have no token, so this is not for them.
     ///

@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! 1. **As good as a grant.** A reader joins a hold only if it may rely on it for as long as on a new grant
-//!    ([`State::join`](crate::engine::machine::hold::State::join)), and never one that is being released or changes its
-//!    mode.
+//!    ([`State::join`](crate::engine::machine::hold::State::join)), with at most T/10 less of `max_hold`, and never one that is
+//!    being released or changes its mode.
 //! 2. **No reader overtakes.** It joins at once only if no waiter of this process is in the queue. One that waits joins when no
 //!    writer is before it.
 //! 3. **The store is asked each T/10.** A hold is joined no longer than that after its grant. Later readers ask for a hold
@@ -42,7 +42,13 @@ pub(in crate::engine) fn join(
     let now = core.now();
     let mut inner = hold.lock();
     // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
-    let share = inner.state.join(&core.timing, now).then(|| inner.add_share());
+    // After a downgrade `max_hold` counts from the grant of the writer, which may be long ago.
+    let has_its_time = match (inner.state.max_until(), core.settings.max_hold) {
+        (Some(end), Some(max)) => now + max <= end + core.timing.longest_chain,
+        _ => true,
+    };
+    let joins = has_its_time && inner.state.join(&core.timing, now);
+    let share = joins.then(|| inner.add_share());
     let event = match share {
         Some(_) => hold.happened(core, now, report.granted(hold.fence, How::Joined, now)),
         None => Recorded::default(),

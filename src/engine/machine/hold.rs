@@ -515,13 +515,12 @@ impl State {
         }
         // The caller gets the lease that was in the change.
         self.end_ahead();
-        let mut next = Self {
+        let unsure_until = self.release.unsure_until.take();
+        let next = Self {
             policy: self.policy.take(),
             record: self.record.change_mode(),
-            ..Self::granted(sent, renew, self.max_until, self.release.unsure_until.take())
+            ..Self::granted(sent, renew, self.max_until, unsure_until)
         };
-        // `max_hold` counts on, so a reader joins only as long after its begin as it may.
-        next.handoffs.began = self.max_until.map_or(sent, |_| self.handoffs.began);
         self.in_flight = InFlight::None;
         self.replaced();
         Some(next)

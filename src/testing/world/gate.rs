@@ -4,15 +4,10 @@ use crate::util::sync::Mutex;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Poll, Waker};
-use tokio::sync::Notify;
 
 /// What all tasks of one process pass at each poll.
 #[derive(Debug, Default)]
-pub(super) struct Gate {
-    state: Mutex<State>,
-    /// Notifies of the end of the last freeze.
-    thawed: Notify,
-}
+pub(super) struct Gate(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -25,49 +20,42 @@ struct State {
 
 impl Gate {
     pub(super) fn freeze(&self) {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         state.frozen += 1;
         state.count += 1;
     }
 
     /// Ends one freeze. The tasks are polled again after the last one.
     pub(super) fn thaw(&self) {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         state.frozen = state.frozen.saturating_sub(1);
         if state.frozen > 0 {
             return;
         }
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
-        self.thawed.notify_waiters();
         wakers.into_iter().for_each(Waker::wake);
     }
 
     pub(super) fn is_frozen(&self) -> bool {
-        self.state.lock().frozen > 0
+        self.0.lock().frozen > 0
     }
 
     /// Returns the number of freezes so far.
     pub(super) fn freezes(&self) -> u64 {
-        self.state.lock().count
+        self.0.lock().count
     }
 
     /// Waits until the process runs.
     pub(super) async fn until_it_runs(&self) {
-        loop {
-            let thawed = self.thawed.notified();
-            if !self.is_frozen() {
-                return;
-            }
-            thawed.await;
-        }
+        self.run(async {}).await;
     }
 
     /// Runs a task of the process.
     pub(super) async fn run<F: Future>(&self, task: F) -> F::Output {
         let mut task = pin!(task);
         poll_fn(|cx| {
-            let mut state = self.state.lock();
+            let mut state = self.0.lock();
             if state.frozen > 0 {
                 if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
                     state.wakers.push(cx.waker().clone());

@@ -96,7 +96,7 @@ async fn tree_is_gone_after_ctrl_z() {
 async fn program_goes_on_after_a_short_ctrl_z() {
     let server = Server::start();
     let mut terminal = Terminal::open(&server.url());
-    // A shell that is between vfork and exec cannot stop, whoever runs it. So all is started before the word.
+    // A shell between vfork and exec cannot be stopped, with or without leasehold. So the script starts all before it prints.
     let script = r#"a=go; sleep 1 & echo "${a}ing"; wait; echo "${a}ne"; exit 4"#;
     let words = ["run", "--ttl", "20s", "job", "--", "sh", "-c", script];
     terminal.enter(&line(&[&[env!("CARGO_BIN_EXE_leasehold")], &words[..]].concat()));

@@ -50,15 +50,11 @@ pub fn order_in_a_manager(history: &History) -> Vec<Breach> {
                 }
                 let closes = history.acts.iter().any(|act| matches!(act.deed, Deed::Close { manager, .. } if manager == first.manager));
                 if passes(history, second, first) && is_calm(history, &name, first) && !closes {
-                    let what = format!(
-                        "the call from {:?} was granted {:?} while that from {:?} waited until {:?}",
-                        second.start.at, second.end, first.start.at, first.end
-                    );
                     breaches.push(Breach {
                         promise: "order_in_a_manager",
                         sentence,
                         name: name.clone(),
-                        what,
+                        what: passing(second, first),
                     });
                 }
             }
@@ -91,19 +87,23 @@ pub fn fair_order(history: &History) -> Vec<Breach> {
                     && is_calm(history, &name, first)
                     && !closes
                 {
-                    let what = format!(
-                        "the call from {:?} was granted {:?} while that from {:?} waited until {:?}",
-                        second.start.at, second.end, first.start.at, first.end
-                    );
                     breaches.push(Breach {
                         promise: "fair_order",
                         sentence,
                         name: name.clone(),
-                        what,
+                        what: passing(second, first),
                     });
                 }
             }
         }
     }
     breaches
+}
+
+/// Says which call was granted before which.
+fn passing(second: &Call, first: &Call) -> String {
+    format!(
+        "the call from {:?} was granted {:?} while that from {:?} waited until {:?}",
+        second.start.at, second.end, first.start.at, first.end
+    )
 }

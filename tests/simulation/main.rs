@@ -3,7 +3,7 @@
 //! left alone, judged at every moment.
 //!
 //! One seed is one run, entirely. `LEASEHOLD_SEED=n` repeats one and prints what happened in it;
-//! `LEASEHOLD_SEEDS=n` runs so many.
+//! `LEASEHOLD_SEEDS=n` runs so many, `LEASEHOLD_SECONDS=n` as many as fit into n seconds.
 
 mod caller;
 mod dice;
@@ -90,7 +90,9 @@ fn whatever_goes_wrong_the_promises_hold() {
         return;
     }
     let asked = number("LEASEHOLD_SEEDS");
-    let seeds = asked.unwrap_or(SEEDS);
+    let longest = number("LEASEHOLD_SECONDS").map(Duration::from_secs);
+    let seeds = asked.unwrap_or(if longest.is_some() { u64::MAX } else { SEEDS });
+    let longest = longest.or(asked.is_none().then_some(LONGEST));
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let (next, failed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     let counts = [const { AtomicU64::new(0) }; Sometimes::ALL.len()];
@@ -99,7 +101,7 @@ fn whatever_goes_wrong_the_promises_hold() {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
-                    let late = asked.is_none() && start.elapsed() > LONGEST;
+                    let late = longest.is_some_and(|longest| start.elapsed() > longest);
                     if late || failed.lock().expect("no panic").len() >= MANY {
                         return;
                     }

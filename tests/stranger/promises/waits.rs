@@ -118,17 +118,8 @@ pub fn silence_lasts_a_ttl(history: &History) -> Vec<Breach> {
     };
     for (number, call) in history.calls.iter().enumerate() {
         let Outcome::Failed(failure) = &call.outcome else { continue };
-        // The silence may have begun before the call, and what is over may be what it still suffers from.
-        let around = Window { from: call.start.at.saturating_sub(rules.ttl), to: call.end_at() };
-        let since = history
-            .acts
-            .iter()
-            .filter(|act| act.window().meets(around))
-            .map(|act| act.start.at)
-            .min();
-        let silent =
-            call.end_at().saturating_sub(since.unwrap_or(call.start.at).min(call.start.at));
-        let is_early = silent + rules.slack < time * 9 / 10;
+        // A silence from before the call does not count: each call waits for a TTL of its own.
+        let is_early = call.took() + rules.slack < time * 9 / 10;
         if failure.kind == leasehold::ErrorKind::Unavailable
             && call.way == Way::Wait
             && !call.nested

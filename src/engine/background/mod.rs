@@ -22,6 +22,7 @@ use crate::observe::{Event, EventKind, Operation};
 use crate::store::{
     self, Hint, RenewBatch, RenewCall, Renewal, Renewed, Signal, StoreFuture, failed,
 };
+use crate::util::reached::Rare;
 use jobs::Work;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -121,6 +122,7 @@ pub(super) async fn renew(core: &Arc<Core>, call: ScheduledCall) {
     let now = core.now();
     let limit = call.until.saturating_duration_since(now);
     if limit.is_zero() {
+        Rare::RenewalNeverSent.reached();
         // The thread has stalled since the call was due: nothing is sent after `C`.
         return;
     }

@@ -23,6 +23,7 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::observe::EventKind;
 use crate::store::{Acquire, Acquired, Mode, StoreFuture, Target};
 use crate::util::panics::run_wakers;
+use crate::util::reached::Rare;
 use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
@@ -96,6 +97,7 @@ async fn run(
     let upgrades = !mode::is_shared(mode);
     let slot = number.filter(|number| !upgrades || core.queue.begin_upgrade(&hold.name, *number));
     let Some(number) = slot else {
+        Rare::UpgradeRefusedHere.reached_if(|| upgrades);
         change.refused();
         return Ok(Converted::Refused);
     };
@@ -133,6 +135,7 @@ async fn run(
             }
         }
         Ok(Acquired::Held { .. }) if upgrades => {
+            Rare::UpgradeUndone.reached();
             core.queue.end_upgrade(&hold.name, number, hold.mode);
             change.refused();
             Ok(Converted::Refused)
@@ -256,6 +259,7 @@ impl Drop for ModeChange<'_> {
     fn drop(&mut self) {
         match self.flight.take() {
             Some(verdict) => {
+                Rare::ChangeDropped.reached();
                 let hold = Arc::clone(self.hold);
                 self.core.submit(Job::FinishChange { hold, sent: self.sent, verdict });
             }

@@ -17,6 +17,7 @@ use crate::engine::shared::lifecycle::Stage;
 use crate::engine::shared::{report, served};
 use crate::observe::Operation;
 use crate::store::{HolderId, Name, Release, Released};
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -130,6 +131,7 @@ impl Drop for Record<'_> {
             state.has_record().then(|| state.requeue_record())
         });
         if requeued.is_some() {
+            Rare::RecordRequeued.reached();
             self.core.submit(Job::Record { name: self.name.clone(), holder: self.holder });
         }
     }

@@ -3,6 +3,7 @@
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::Absence;
+use crate::util::reached::Rare;
 use std::time::Duration;
 
 /// The end of a release.
@@ -144,8 +145,10 @@ impl Release {
         }
         if self.may_have_run && is_kept {
             // An earlier request whose answer was lost has released it.
+            Rare::ReleaseHadRun.reached();
             return Ok(());
         }
+        Rare::ReleaseFoundLoss.reached();
         self.found_lost = Some(absence.into());
         Err(Error::lost(absence.into()))
     }

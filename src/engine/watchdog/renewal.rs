@@ -11,6 +11,7 @@ use crate::engine::shared::job::Job;
 use crate::engine::shared::schedule::Group;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Absence;
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,6 +109,7 @@ pub(in crate::engine) fn renewed(
         // The store may have made a reader of this writer already, and its answer is on its way. If not, that answer, or
         // the next renewal, shows the loss. Of a name that is free, it has made nothing.
         Ok(Some(Absence::Taken)) if hold.is_downgraded(&inner) => {
+            Rare::TakenByItself.reached();
             Err(Error::new(ErrorKind::Unavailable, "the mode may have changed meanwhile"))
         }
         verdict => verdict,

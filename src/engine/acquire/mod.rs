@@ -548,14 +548,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
         match turn.keep(sent, true) {
             TurnOutcome::Kept => GrantUse::Hold,
-            TurnOutcome::Excluded => {
-                Rare::GrantExcluded.reached();
-                GrantUse::Excluded
-            }
-            TurnOutcome::Forced => {
-                Rare::GrantForced.reached();
-                GrantUse::AskAgain("the name was forced open meanwhile")
-            }
+            TurnOutcome::Excluded => GrantUse::Excluded,
+            TurnOutcome::Forced => GrantUse::AskAgain("the name was forced open meanwhile"),
         }
     }
 

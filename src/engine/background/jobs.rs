@@ -204,3 +204,24 @@ async fn release_all(core: &Arc<Core>, sweep: &Sweep) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::shared::core::core_in_memory;
+    use crate::store::{HolderId, Name};
+    use uuid::Uuid;
+
+    #[test]
+    fn job_whose_runtime_ends_before_its_first_poll_returns() {
+        let core = core_in_memory();
+        let target = Target::exclusive(Name::new("n").expect("a name"));
+        let sweep = Sweep::new(target, HolderId::new(Uuid::new_v4(), 1));
+        let before = Rare::JobReturned.count();
+        drop(Work::new(&core, Job::Sweep(sweep)).run());
+        assert!(Rare::JobReturned.count() > before);
+        let mut queues = core.work_queues();
+        let jobs = &mut queues.as_mut().expect("no runtime has them").jobs;
+        assert!(matches!(jobs.try_recv(), Ok(Job::Sweep(_))));
+    }
+}

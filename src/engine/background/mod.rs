@@ -288,3 +288,18 @@ async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut task
     core.events.end();
     core.life.enter(Stage::Ended);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::shared::core::core_in_memory;
+
+    #[tokio::test(start_paused = true)]
+    async fn call_that_waited_for_its_worker_too_long_is_not_sent() {
+        let core = core_in_memory();
+        let call = ScheduledCall::new(&core.schedule, Batch::new(), core.now());
+        let before = Rare::RenewalNeverSent.count();
+        renew(&core, call).await;
+        assert!(Rare::RenewalNeverSent.count() > before);
+    }
+}

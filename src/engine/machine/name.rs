@@ -655,6 +655,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         let occupant = self.occupants.get(number);
         // An occupant does not know what came before its own request.
         if (occupant.is_none() || !is_own) && was_forced {
+            Rare::GrantForced.reached();
             return TurnOutcome::Forced;
         }
         let forced = occupant.is_some_and(|occupant| occupant.forced);
@@ -662,9 +663,11 @@ impl<H: Clone + PartialEq> NameState<H> {
             |other: &Occupant<H>| other.number != number && !mode::can_share(other.mode, mode);
         let is_shared = self.occupants.can_all_share(mode);
         if !is_shared && self.occupants.iter().any(|other| other.is_slot() && excludes(other)) {
+            Rare::GrantExcluded.reached();
             return TurnOutcome::Excluded;
         }
         if forced {
+            Rare::GrantForced.reached();
             return TurnOutcome::Forced;
         }
         if !is_shared {
@@ -1337,7 +1340,9 @@ mod tests {
         let late = rig.try_enter(X).expect("a turn");
         rig.ms = 11;
         let slot = rig.hold(X, "b");
+        let before = Rare::GrantExcluded.count();
         assert_eq!(rig.keep(late), TurnOutcome::Excluded);
+        assert!(Rare::GrantExcluded.count() > before);
         assert_eq!(rig.effects(), [Wake(late)], "when it was reclaimed");
         assert_eq!(rig.state.holds().collect::<Vec<_>>(), [&"b"]);
         assert!(rig.state.has(slot) && !rig.state.has(late));

@@ -49,6 +49,26 @@ pub fn wanted() -> Vec<(&'static str, Reach)> {
         .collect()
 }
 
+/// A test that must reach a rare state. It fails where this is dropped, if it has not.
+#[must_use]
+pub struct Must {
+    state: &'static str,
+    before: u64,
+}
+
+impl Must {
+    pub fn reach(state: &'static str) -> Self {
+        Self { state, before: Counts::of_this_process().get(state) }
+    }
+}
+
+impl Drop for Must {
+    fn drop(&mut self) {
+        let is_reached = Counts::of_this_process().get(self.state) > self.before;
+        assert!(is_reached || std::thread::panicking(), "{} was not reached", self.state);
+    }
+}
+
 /// How often each state was reached in a run.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(BTreeMap<String, u64>);

@@ -65,7 +65,7 @@ rare_states! {
     /// A hold was taken back from a waiter that was not polled.
     TakenBack,
     /// A hold was handed off to a waiter that had been offered a turn already.
-    HandedOffInPlaceOfTurn,
+    HandedOffAfterOffer,
     /// A hold was handed off to a call that was asking the store.
     HandedOffWhileAsking,
     /// A hold was not handed off, because its holder id is wanted or guarded.
@@ -107,7 +107,7 @@ rare_states! {
     /// A grant came too late to be of use.
     GrantTooLate,
     /// A waiter that was not polled came back to its place, before turns that were offered behind it.
-    PlaceTakenBack,
+    CameBackInOrder,
     /// A waiter left that had been offered a turn.
     OfferedTurnLeft,
     /// A read hold ended before the waiter joined it that had been offered it.
@@ -122,8 +122,8 @@ rare_states! {
     PauseAtItsBound,
     /// A pause for waiters elsewhere was cut by the time limit of the call.
     PauseCut,
-    /// Two long pauses for waiters elsewhere were in vain, so it began anew with a short one.
-    PauseInVain,
+    /// Two long pauses for waiters elsewhere were for nothing, so the next one was short.
+    PauseForNothing,
     /// An arrival that a release had recorded was given up, because its waiter left.
     ArrivalAbandoned,
     /// A set was given up, because one of its names was not to be had.
@@ -145,7 +145,7 @@ rare_states! {
     ModeUnknown,
     /// A change of the mode was dropped while its request was in flight.
     ChangeDropped,
-    /// A writer that becomes a reader was told that the name is taken: by itself.
+    /// A renewal of a writer that becomes a reader found the name taken: by itself.
     TakenByItself,
     // Force, steals, close.
     /// A steal came when the holder had released the name already.
@@ -180,7 +180,7 @@ rare_states! {
     RedisScriptUnknown,
     /// A request waited for its connection, and was sent.
     RedisWaitedForConnection,
-    /// A request waited for its connection in vain, and was not sent.
+    /// A request waited for its connection for nothing, and was not sent.
     RedisNotSent,
     /// A server refused by its role.
     RedisRoleRefused,

@@ -375,7 +375,7 @@ impl<H: Clone + PartialEq> NameState<H> {
             waiter.listens = false;
             // A waiter that comes back is at its place again: turns behind it that are not taken up are offered once more.
             let behind = contention.offers.remove_turns_behind(waiter_no);
-            Rare::PlaceTakenBack.reached_if(|| !behind.is_empty());
+            Rare::CameBackInOrder.reached_if(|| !behind.is_empty());
             for number in &behind {
                 self.occupants.take(*number);
             }
@@ -798,7 +798,7 @@ impl<H: Clone + PartialEq> NameState<H> {
             // It has been woken already, maybe for an offer that is void now.
             match contention.offers.insert(waiter_no, Offer::Hold(next)) {
                 Some(Offer::Turn(number)) => {
-                    Rare::HandedOffInPlaceOfTurn.reached();
+                    Rare::HandedOffAfterOffer.reached();
                     Some(number)
                 }
                 Some(Offer::Join(hold, _)) => {

@@ -172,7 +172,7 @@ impl Pause {
         } else if self.whole {
             self.fruitless += 1;
             if self.fruitless == 2 {
-                Rare::PauseInVain.reached();
+                Rare::PauseForNothing.reached();
                 (self.length, self.fruitless) = (shortest, 0);
             }
         }

@@ -30,6 +30,8 @@ fn rare_states_name_runs_and_tests_that_are_there() {
                 let text = fs::read_to_string(&file).unwrap_or_default();
                 let is_there = text.contains(&format!("fn {name}("));
                 assert!(is_there, "{state}: there is no test {name:?} in {}", file.display());
+                // `Must::reach` for it, or in src/ its count.
+                assert!(text.contains(state), "{state}: {name} does not look for it");
             }
         }
     }

@@ -65,7 +65,7 @@ use crate::engine::revoke;
 use crate::error::{Loss, Result};
 use crate::manager::LeaseManager;
 use crate::store::{Name, Store};
-use crate::util::reached::Rare;
+use crate::util::reached;
 use async_trait::async_trait;
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,13 +113,14 @@ pub struct Reached {
 #[doc(hidden)]
 #[must_use]
 pub fn reached() -> Vec<Reached> {
-    let states = Rare::ALL.iter();
-    let reached = |(state, what): &(Rare, &'static str)| Reached {
-        name: format!("{state:?}"),
-        what: what.trim(),
-        count: state.count(),
-    };
-    states.map(reached).collect()
+    let listed = reached::LIST.iter();
+    listed
+        .map(|listed| Reached {
+            name: listed.name.to_owned(),
+            what: listed.what.trim(),
+            count: listed.state.count(),
+        })
+        .collect()
 }
 
 /// Connects the conformance suite to a store and its backend.

@@ -4,32 +4,48 @@
 //! [`Rare::reached`] stands in the rare branch itself, never on the way of a plain lock and unlock. Without the feature
 //! `testing` it is nothing at all. `tests/kit/reached.txt` says which tests must reach which state.
 
+#[cfg(any(test, feature = "testing"))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A rare state: its number in the list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rare(usize);
+
+/// A state of the list, with its name, and the sentence that says what it is.
+#[cfg(any(test, feature = "testing"))]
+#[cfg_attr(not(feature = "testing"), allow(dead_code))]
+pub(crate) struct Listed {
+    pub(crate) state: Rare,
+    pub(crate) name: &'static str,
+    pub(crate) what: &'static str,
+}
+
 macro_rules! rare_states {
     ($($(#[doc = $words:literal])+ $name:ident,)+) => {
-        /// A rare state.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        // A store that is not built reaches none of its own.
+        enum Number { $($name),+ }
+
+        // They read as the variants of an enum. A store that is not built reaches none of its own.
+        #[allow(non_upper_case_globals)]
         #[cfg_attr(not(all(feature = "redis", feature = "zookeeper", feature = "testing")), allow(dead_code))]
-        pub(crate) enum Rare { $($(#[doc = $words])+ $name),+ }
+        impl Rare {
+            $($(#[doc = $words])+ pub(crate) const $name: Self = Self(Number::$name as usize);)+
+        }
 
         #[cfg(any(test, feature = "testing"))]
-        impl Rare {
-            /// Each state, with the sentence that says what it is.
-            #[cfg_attr(not(feature = "testing"), allow(dead_code))]
-            pub(crate) const ALL: &[(Self, &str)] = &[$((Self::$name, concat!($($words),+))),+];
-        }
+        pub(crate) const LIST: &[Listed] =
+            &[$(Listed { state: Rare::$name, name: stringify!($name), what: concat!($($words),+) }),+];
     };
 }
 
 rare_states! {
     // The life of a hold.
-    /// A hold expired before its first renewal left.
+    /// A hold expired before its first renewal was confirmed.
     LostBeforeFirstRenewal,
     /// A hold was at risk, and an attempt saved it.
     Saved,
     /// A hold was at risk, and an attempt saved it that came less than one attempt before the loss.
     SavedAtTheLast,
-    /// A renewal was confirmed after it had been counted as failed.
+    /// A renewal was answered after it had been counted as failed.
     RenewedLate,
     /// A renewal was confirmed after the hold was lost: a release is owed.
     RenewedAfterLoss,
@@ -80,7 +96,7 @@ rare_states! {
     AbandonedReleased,
     /// A record of the hold count found no hold, and another one had followed by a hand-off.
     AbsenceAfterHandOff,
-    /// A record of the hold count found no hold, and its mode had been changed.
+    /// A record of the hold count found no hold, and its mode had been changed, or was being changed.
     AbsenceAfterChange,
     /// A record of the hold count was dropped on the way.
     RecordRequeued,
@@ -284,41 +300,35 @@ rare_states! {
     ZooKeeperSwept,
 }
 
+/// How often each state was reached in this process.
 #[cfg(any(test, feature = "testing"))]
-mod counts {
-    use super::Rare;
-    use std::sync::atomic::{AtomicU64, Ordering};
+static COUNTS: [AtomicU64; LIST.len()] = [const { AtomicU64::new(0) }; LIST.len()];
 
-    static COUNTS: [AtomicU64; Rare::ALL.len()] = [const { AtomicU64::new(0) }; Rare::ALL.len()];
-
-    impl Rare {
-        /// Counts the state.
-        pub(crate) fn reached(self) {
-            COUNTS[self as usize].fetch_add(1, Ordering::Relaxed);
-        }
-
-        /// Counts the state, if it is there.
-        pub(crate) fn reached_if(self, is_there: impl FnOnce() -> bool) {
-            if is_there() {
-                self.reached();
-            }
-        }
-
-        /// Returns how often the state was reached in this process.
-        #[cfg_attr(not(feature = "testing"), allow(dead_code))]
-        pub(crate) fn count(self) -> u64 {
-            COUNTS[self as usize].load(Ordering::Relaxed)
-        }
-    }
-}
-
-#[cfg(not(any(test, feature = "testing")))]
 impl Rare {
+    /// Counts the state.
     #[inline(always)]
-    pub(crate) const fn reached(self) {}
+    pub(crate) fn reached(self) {
+        #[cfg(any(test, feature = "testing"))]
+        COUNTS[self.0].fetch_add(1, Ordering::Relaxed);
+    }
 
+    /// Counts the state, if it is there.
     #[inline(always)]
-    pub(crate) fn reached_if(self, _: impl FnOnce() -> bool) {}
+    pub(crate) fn reached_if(self, is_there: impl FnOnce() -> bool) {
+        #[cfg(any(test, feature = "testing"))]
+        if is_there() {
+            self.reached();
+        }
+        #[cfg(not(any(test, feature = "testing")))]
+        let _ = is_there;
+    }
+
+    /// Returns how often the state was reached in this process.
+    #[cfg(any(test, feature = "testing"))]
+    #[cfg_attr(not(feature = "testing"), allow(dead_code))]
+    pub(crate) fn count(self) -> u64 {
+        COUNTS[self.0].load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]
@@ -327,12 +337,14 @@ mod tests {
 
     #[test]
     fn states_are_counted_each_by_itself() {
-        // No code under test reaches it meanwhile.
-        let before = Rare::QuorumNotAsked.count();
-        Rare::QuorumNotAsked.reached_if(|| false);
-        assert_eq!(Rare::QuorumNotAsked.count(), before);
-        Rare::QuorumNotAsked.reached_if(|| true);
-        assert!(Rare::QuorumNotAsked.count() > before);
-        assert!(Rare::ALL.iter().enumerate().all(|(at, (state, _))| *state as usize == at));
+        // No unit test reaches it.
+        let state = Rare::ZooKeeperSwept;
+        assert_eq!(state.count(), 0);
+        state.reached_if(|| false);
+        assert_eq!(state.count(), 0);
+        state.reached_if(|| true);
+        state.reached();
+        assert_eq!(state.count(), 2);
+        assert!(LIST.iter().enumerate().all(|(at, listed)| listed.state.0 == at));
     }
 }

@@ -211,6 +211,7 @@ async fn answered(
         Err(error) => (now, repeat(error, batch.len())),
     };
     let answered_at = core.now();
+    Rare::RenewedLate.reached_if(|| answered_at >= until);
     let jitter = core.jitter();
     let next = core.timing.renewal(sent, jitter);
     let mut group = Group::new(core, Some(next), batch.len());

@@ -129,6 +129,7 @@ async fn run(
                     Ok(Converted::Changed(next))
                 }
                 None => {
+                    Rare::ChangedTooLate.reached();
                     let late = ChangeVerdict::Failed(Error::silent());
                     change.end(late).map(|()| Converted::Refused)
                 }
@@ -251,7 +252,13 @@ impl<'a> ModeChange<'a> {
     pub(in crate::engine) fn end(self, verdict: ChangeVerdict) -> Result<()> {
         // Drop has nothing left to do.
         let change = std::mem::ManuallyDrop::new(self);
-        change.hold.end_mode_change(change.core, verdict)
+        let is_unknown =
+            matches!(&verdict, ChangeVerdict::Failed(error) if error.fate() != Fate::NotExecuted);
+        Rare::ModeUnknown.reached_if(|| is_unknown);
+        let is_changed = matches!(verdict, ChangeVerdict::Changed { .. });
+        let ended = change.hold.end_mode_change(change.core, verdict);
+        Rare::ChangedAfterLoss.reached_if(|| is_changed && ended.is_err());
+        ended
     }
 }
 

@@ -288,6 +288,7 @@ pub(crate) fn accept(
     let hold = offered.hold.take_if(|hold| {
         hold.update_at(core, now, |state, now| {
             let accepted = state.accept(&core.timing, now, max_hold);
+            Rare::HandedOffTooLate.reached_if(|| !accepted);
             if accepted {
                 event = hold.happened(core, now, report.granted(hold.fence, How::HandedOff, now));
                 state.set_policy(hold.options.policy(&core.settings, now, report.caller));

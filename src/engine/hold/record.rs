@@ -112,6 +112,10 @@ impl<'a> Record<'a> {
                 (false, true) => Recorder::Before,
                 (false, false) => Recorder::OtherMode,
             };
+            let changes = |by| by == Recorder::OtherMode || hold.is_busy();
+            let is_absent = matches!(verdict, Ok(Some(_)));
+            Rare::AbsenceAfterHandOff.reached_if(|| is_absent && recorder == Recorder::Before);
+            Rare::AbsenceAfterChange.reached_if(|| is_absent && changes(recorder));
             hold.end_record(core, recorder, verdict.clone()).then(|| Arc::clone(hold))
         });
         if let (Some(hold), Ok(Some(_))) = (found, verdict) {

@@ -18,7 +18,6 @@ use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::{Absence, Keep};
-use crate::util::reached::Rare;
 use std::time::Duration;
 
 /// The state of a hold and of its operations in flight.
@@ -219,9 +218,6 @@ impl State {
     /// Loses the hold. With `owed` the key is still ours, and is to be released by then.
     pub(in crate::engine) fn lose(&mut self, loss: Loss, owed: Option<Instant>) {
         if self.believed() {
-            Rare::RestLost.reached_if(|| self.is_resting());
-            let is_early = || !self.is_resting() && self.renewals.has_sent_none();
-            Rare::LostBeforeFirstRenewal.reached_if(|| loss == Loss::Expired && is_early());
             self.phase = Phase::Lost(loss);
             self.renewals.stop();
             self.release.owed = owed;
@@ -236,17 +232,14 @@ impl State {
         if now >= timing.cancel(self.renewals.confirmed) {
             self.lose(Loss::Expired, None);
         } else if self.max_until.is_some_and(|max| now >= max) {
-            Rare::MaxHoldReached.reached_if(|| self.believed());
             self.lose(Loss::MaxHold, Some(now + timing.grace));
         } else if self.policy().is_silent(self.live, now) {
             if let (true, Some(policy)) = (self.believed(), &mut self.policy) {
                 // No caller has a lease, so there is no use that the delay would wait for.
                 policy.delay = Duration::ZERO;
-                Rare::LostWithoutPulse.reached();
             }
             self.lose(Loss::Stalled, Some(now));
         } else if self.stalls_at().is_some_and(|at| now >= at) {
-            Rare::Stalled.reached_if(|| self.believed());
             self.lose(Loss::Stalled, Some(now + timing.grace));
         }
     }
@@ -256,7 +249,6 @@ impl State {
         self.expire(timing, now);
         let is_owed = self.release.is_queued() || self.phase == Phase::Releasing;
         if is_owed && now >= self.abandoned_at(timing) {
-            Rare::ReleaseGivenUp.reached();
             self.end();
         }
         self.keep_delay(timing, now);
@@ -272,8 +264,6 @@ impl State {
         if !self.is_offered() || !self.believed() {
             return self.begin_renewal(timing, now);
         }
-        let rare = if self.is_resting() { Rare::RestRanOut } else { Rare::TakenBack };
-        rare.reached();
         self.leave(timing, now);
         DueWork::TakenBack
     }
@@ -309,39 +299,21 @@ impl State {
         self.expire(timing, now);
         if !self.believed() {
             if let Ok(None) = verdict {
-                Rare::RenewedAfterLoss.reached();
                 self.owe_late(timing, sent, now);
             }
             return;
         }
         match verdict {
             Ok(None) => {
-                self.note_rescue(timing, now, attempt);
                 self.confirm(timing, sent, jitter);
                 if keeps_fence {
                     self.renewals.keep_fence(sent);
                 }
             }
             Ok(Some(absence)) => self.lose(absence.into(), None),
-            Err(error) if error.kind() == ErrorKind::WrongType => {
-                Rare::RenewalMetWrongType.reached();
-                self.lose(Loss::Taken, None);
-            }
-            Err(error) => {
-                let is_at_risk = self.phase == Phase::AtRisk;
-                Rare::DeniedAtRisk.reached_if(|| is_at_risk && error.kind() == ErrorKind::Denied);
-                self.renewal_failed(timing, now, jitter, attempt);
-            }
+            Err(error) if error.kind() == ErrorKind::WrongType => self.lose(Loss::Taken, None),
+            Err(_) => self.renewal_failed(timing, now, jitter, attempt),
         }
-    }
-
-    /// Counts a renewal that was confirmed late.
-    fn note_rescue(&self, timing: &Timing, now: Instant, attempt: u32) {
-        let is_saved = || self.phase == Phase::AtRisk;
-        let left = || self.believed_until(timing).saturating_duration_since(now);
-        Rare::Saved.reached_if(is_saved);
-        Rare::SavedAtTheLast.reached_if(|| is_saved() && left() < timing.attempt);
-        Rare::RenewedLate.reached_if(|| !self.renewals.is_under_way(attempt));
     }
 
     /// Counts renewal `attempt` as failed: no verdict came in time.
@@ -493,7 +465,6 @@ impl State {
         let result = match (self.phase, verdict) {
             (Phase::Lost(loss), verdict) => {
                 if let ChangeVerdict::Changed { sent } = verdict {
-                    Rare::ChangedAfterLoss.reached();
                     self.owe_late(timing, sent, now);
                 }
                 Err(Error::lost(loss))
@@ -512,7 +483,6 @@ impl State {
                 Err(Error::lost(absence.into()))
             }
             (_, ChangeVerdict::Failed(error)) => {
-                Rare::ModeUnknown.reached_if(|| error.fate() != Fate::NotExecuted);
                 self.mode_unknown |= error.fate() != Fate::NotExecuted;
                 Err(error)
             }
@@ -541,7 +511,6 @@ impl State {
     ) -> Option<Self> {
         self.expire(timing, now);
         if !self.believed() || timing.stale(sent, now) {
-            Rare::ChangedTooLate.reached();
             return None;
         }
         // The caller gets the lease that was in the change.
@@ -625,8 +594,6 @@ impl State {
             Ok(absence) => absence.map(Loss::from),
             Err(error) => (error.kind() == ErrorKind::WrongType).then_some(Loss::Taken),
         };
-        Rare::AbsenceAfterHandOff.reached_if(|| by == Recorder::Before && absence.is_some());
-        Rare::AbsenceAfterChange.reached_if(|| by == Recorder::OtherMode && absence.is_some());
         match (by, absence) {
             (Recorder::Same, Some(loss)) => self.lose(loss, None),
             (Recorder::Before | Recorder::OtherMode, Some(_)) => self.renew_at(now),
@@ -753,7 +720,6 @@ impl State {
     ) -> bool {
         self.expire(timing, now);
         let accepted = self.phase == Phase::Held && !timing.stale(self.renewals.confirmed, now);
-        Rare::HandedOffTooLate.reached_if(|| !accepted);
         if accepted {
             self.standing = Standing::Accepted;
             self.max_until = max_hold.map(|max| now + max);
@@ -835,7 +801,6 @@ impl State {
     /// Gives up a release that is owed, if the name is left to expire: with the last lease, or at the end of the grace.
     fn keep_delay(&mut self, timing: &Timing, now: Instant) {
         if self.release.is_due(self.live, now) && self.leaves_to_expire(timing, now) {
-            Rare::LeftToExpire.reached();
             self.release.leave_to_expire();
         }
     }

@@ -113,6 +113,7 @@ impl Release {
 
     /// Records that the key is left to expire although a release is owed.
     pub(super) fn leave_to_expire(&mut self) {
+        Rare::LeftToExpire.reached();
         self.owed = None;
         let message =
             "the lease was lost while it was in use, so its name stays closed for its lock delay";

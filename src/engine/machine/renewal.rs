@@ -113,16 +113,6 @@ impl Renewals {
         self.fence_kept = sent;
     }
 
-    /// Returns whether this attempt is under way, and was not given up.
-    pub(super) fn is_under_way(&self, attempt: u32) -> bool {
-        self.next == NextRenewal::UnderWay { attempt }
-    }
-
-    /// Returns whether no renewal has begun since the grant or the hand-off.
-    pub(super) fn has_sent_none(&self) -> bool {
-        self.attempts == 0
-    }
-
     /// Counts an attempt as failed. Returns false if it was given up before: that counts once only.
     pub(super) fn fail(
         &mut self,
@@ -131,7 +121,7 @@ impl Renewals {
         jitter: f64,
         attempt: u32,
     ) -> bool {
-        let counts = self.is_under_way(attempt);
+        let counts = self.next == NextRenewal::UnderWay { attempt };
         if counts {
             self.failures = self.failures.saturating_add(1);
             self.next = NextRenewal::Due(now + timing.gap(self.failures, jitter));

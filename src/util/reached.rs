@@ -8,7 +8,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A rare state: its number in the list.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
+#[cfg_attr(not(any(test, feature = "testing")), allow(dead_code))]
 pub(crate) struct Rare(usize);
 
 /// A state of the list, with its name, and the sentence that says what it is.

@@ -130,7 +130,7 @@ fn request_does_not_wait_for_a_runtime_that_stands_still() {
         tokio::time::timeout(LONG, work(&leases)).await.expect("by a connection of its own");
     });
     // Driven again, it does not send what has no caller any more.
-    home.block_on(tokio::time::sleep(ATTEMPT));
+    home.block_on(async { tokio::time::sleep(ATTEMPT).await });
 }
 
 /// Until a runtime has its connection, the one at home serves; it is tried for again and again, not in a rush.

@@ -65,6 +65,7 @@ use crate::engine::revoke;
 use crate::error::{Loss, Result};
 use crate::manager::LeaseManager;
 use crate::store::{Name, Store};
+use crate::util::reached;
 use async_trait::async_trait;
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,6 +95,32 @@ use std::time::Duration;
 /// [`Invalid`](crate::ErrorKind::Invalid) if the name is not valid.
 pub fn lose(leases: &LeaseManager, name: impl AsRef<str>, loss: Loss) -> Result<bool> {
     Ok(revoke::lose(leases.core(), &Name::new(name.as_ref())?, loss))
+}
+
+/// A rare state of the inside, for the tests of this crate: see `util/reached.rs`.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Reached {
+    pub name: String,
+    /// The sentence that says what it is.
+    pub what: &'static str,
+    /// How often it was reached in this process.
+    pub count: u64,
+}
+
+/// Returns all rare states, in their order.
+#[doc(hidden)]
+#[must_use]
+pub fn reached() -> Vec<Reached> {
+    let listed = reached::LIST.iter();
+    listed
+        .map(|listed| Reached {
+            name: listed.name.to_owned(),
+            what: listed.what.trim(),
+            count: listed.state.count(),
+        })
+        .collect()
 }
 
 /// Connects the conformance suite to a store and its backend.

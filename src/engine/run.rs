@@ -25,6 +25,7 @@ use super::{background, watchdog};
 use crate::clock::{self, Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::Store;
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -56,6 +57,8 @@ fn start(core: &Arc<Core>) -> bool {
         && !core.life.is_ended()
         && let Some(driver) = Driver::take(core)
     {
+        // It has holds already.
+        Rare::TakenOver.reached_if(|| core.schedule.first().is_some());
         *core.runtime.lock() = Some(runtime.clone());
         runtime.spawn(driver.run());
         // A runtime that has ended drops a spawned task at once.
@@ -195,6 +198,7 @@ impl Drop for Driver {
             core.life.enter(Stage::Ended);
         }
         if core.on_caller && !core.life.is_ended() {
+            Rare::RuntimeEnded.reached();
             if !fallback_is_there() {
                 // Without its thread, nothing could fire these tokens later.
                 core.queue.holds().iter().for_each(|hold| hold.lose(core, Loss::Expired));
@@ -330,7 +334,9 @@ fn ends_at(
     group: &mut Group<'_>,
 ) -> Option<Instant> {
     hold.update_locked(core, now, hold.lock(), Some(group), |state, now| {
+        let believed = state.believed();
         state.expire(&core.timing, now);
+        Rare::FiredByFallback.reached_if(|| believed && !state.believed());
         state.believed().then(|| state.ends_at(&core.timing))
     })
 }

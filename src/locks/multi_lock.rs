@@ -20,6 +20,7 @@ use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::locks::lease::{Lease, finish, run_while_held};
 use crate::store::{Mode, Name};
 use crate::util::join::{BoxedCall, all, all_but, first};
+use crate::util::reached::Rare;
 use crate::util::runtime;
 use std::fmt;
 use std::future::Future;
@@ -436,6 +437,8 @@ impl MultiLock {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
+        let is_whole = failed.is_none() && unanswered.is_none() && refused.is_none();
+        Rare::SetUndone.reached_if(|| !is_whole && !leases.is_empty());
         match (failed, unanswered, refused) {
             (Some(error), ..) => return Err(error),
             (_, Some((at, error)), _) => return Ok(Round::Unanswered(at, error)),
@@ -454,6 +457,7 @@ impl MultiLock {
         spec: AcquireSpec<'_>,
         left: impl Fn() -> WaitLimit,
     ) -> Result<Option<Vec<Lease>>> {
+        Rare::SetOneByOne.reached();
         let mut leases: Vec<Lease> = Vec::with_capacity(self.entries.len());
         for entry in &mut self.entries {
             match entry.lock(&self.engine, spec, left()).await? {

@@ -1,5 +1,5 @@
 //! Small helpers without any knowledge of locks: a mutex without poison, traces on a thread of their own, a bound in time,
-//! several calls that begin together, futures on the heap.
+//! several calls that begin together, futures on the heap, rare states that tests count.
 
 pub(crate) mod bound;
 #[cfg(feature = "redis")]
@@ -8,6 +8,7 @@ pub(crate) mod join;
 pub(crate) mod panics;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 pub(crate) mod pauses;
+pub(crate) mod reached;
 pub(crate) mod runtime;
 pub(crate) mod sync;
 pub(crate) mod trace;

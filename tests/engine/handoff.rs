@@ -326,6 +326,7 @@ async fn count_of_the_last_holder_holds_up_no_hand_off() {
 
 #[tokio::test(start_paused = true)]
 async fn record_that_finds_nothing_verifies_the_next_hold() {
+    let _reached = Must::reach("AbsenceAfterHandOff");
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());

@@ -36,6 +36,7 @@ mod types;
 mod unpolled;
 mod wait;
 
+use kit::reached::Must;
 use leasehold::store::MemoryStore;
 use leasehold::testing::{Call, Fault, Faults, FaultyStore, Rule};
 use leasehold::{Builder, Error, ErrorKind, Lease, LeaseManager, Loss, Result};

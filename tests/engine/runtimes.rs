@@ -41,6 +41,7 @@ fn waiter_elsewhere_takes_over_when_the_engines_runtime_ends() {
 
 #[test]
 fn hold_elsewhere_is_renewed_when_the_engines_runtime_ends() {
+    let _reached = Must::reach("TakenOver");
     let (first, second, setup) = setup();
     // Both have begun to wait before it ends.
     let (working, watched, lost) = second.block_on(async {
@@ -59,6 +60,25 @@ fn hold_elsewhere_is_renewed_when_the_engines_runtime_ends() {
         timeout(LONG, renewed).await.expect("renewed");
         watched.check().unwrap();
         assert!(!working.is_finished() && !lost.is_finished());
+    });
+}
+
+#[test]
+fn count_is_recorded_although_the_engines_runtime_ends() {
+    let _reached = Must::reach("RecordRequeued");
+    let (first, second, setup) = setup();
+    let mut lock = setup.leases.lock("n");
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Release).times(1));
+    let leases = second.block_on(async {
+        let leases = [lock.lock().await.unwrap(), lock.lock().await.unwrap()];
+        timeout(LONG, setup.faults.until_calls(Call::Release, 1)).await.expect("sent");
+        leases
+    });
+    drop(first);
+    second.block_on(async {
+        setup.leases.lock("m").lock().await.unwrap().unlock().await.unwrap();
+        timeout(LONG, setup.faults.until_calls(Call::Release, 3)).await.expect("sent again");
+        assert_eq!(leases[0].hold_count(), 2);
     });
 }
 

@@ -147,6 +147,7 @@ async fn downgrade_fires_the_token_before_it_asks_the_store() {
 /// downgrade comes last.
 #[tokio::test(start_paused = true)]
 async fn renewal_that_passes_the_answer_to_a_downgrade_costs_no_lease() {
+    let _reached = Must::reach("TakenByItself");
     let setup = Setup::new();
     let mut handle = setup.leases.rw_lock("n");
     let edit = handle.write().await.unwrap();

@@ -277,6 +277,7 @@ impl Callers {
 
 #[tokio::test(start_paused = true)]
 async fn resize_to_fewer_ends_the_hand_offs_of_its_manager() {
+    let _reached = Must::reach("SemaphoreShrunk");
     let setup = Setup::new();
     let callers = Callers::of(&setup.leases, MOMENT * 10).await;
     assert_eq!(callers.shrink_to_one(&setup.leases).await, []);

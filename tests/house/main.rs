@@ -9,6 +9,7 @@ mod harness;
 mod layers;
 mod oracle;
 mod prose;
+mod reached;
 mod rules;
 mod run;
 mod source;

@@ -1,6 +1,7 @@
 //! One server.
 
 use super::{LONG, all, names};
+use kit::reached::Must;
 use kit::{Server, eventually, permissions, within};
 use leasehold::{ErrorKind, Kind, Layout, Lease, LeaseManager, Once};
 use std::time::Duration;
@@ -249,6 +250,7 @@ async fn permissions_of_the_guide_are_enough_to_list() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listing_begins_again_after_a_lost_connection() {
+    let _reached = Must::reach("RedisWalkAgain");
     let server = Server::start();
     let leases = manager(&server, "").await;
     let mut held = Vec::new();

@@ -2,6 +2,7 @@
 
 use super::fates::{FATES, Fate, Fated, process};
 use super::*;
+use kit::reached::Must;
 use leasehold::store::{
     Absence, Acquire, Acquired, HolderId, HolderInfo, Inspect, Mode, Release, RenewBatch,
     RenewCall, Renewal, Target,
@@ -72,6 +73,7 @@ async fn renewed(quorum: &Quorum, holder: HolderId) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn downgrade_is_done_by_a_majority_and_the_rest_is_set_right() {
+    let _reached = Must::reach("QuorumSetRight");
     for fault in [Fault::Fail(Error::new(ErrorKind::Unavailable, "out")), Fault::Hang] {
         let nodes = Nodes::new(3);
         let (here, faults) = nodes.process();
@@ -111,6 +113,7 @@ async fn downgrade_without_a_majority_releases_the_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn upgrade_by_a_minority_is_undone_and_the_hold_reads_on() {
+    let _reached = Must::reach("QuorumChangeUndone");
     let nodes = Nodes::new(3);
     let (here, _) = nodes.process();
     let (there, to_there) = nodes.process();

@@ -1,6 +1,7 @@
 //! Outages under a flood of calls: what is kept for nodes that answer nothing is bounded, and is over soon after them.
 
 use super::*;
+use kit::reached::Must;
 use leasehold::Fate;
 use leasehold::store::{Acquire, Acquired, HolderId, Release, Target};
 use leasehold::testing::Call;
@@ -65,6 +66,7 @@ async fn flood(leases: &LeaseManager, time: Duration, calls: &mut JoinSet<bool>)
 /// One node of three is silent, and no call is slower for it; or two are, and none is granted.
 #[tokio::test(start_paused = true)]
 async fn outage_is_bounded_under_a_flood() {
+    let _reached = Must::reach("QuorumNotAsked");
     for (outage, silent) in
         outages().into_iter().flat_map(|outage| [(outage.clone(), 1), (outage, 2)])
     {

@@ -1,6 +1,7 @@
 //! The quorum alone, as a store, without the engine, which would catch some of its faults too.
 
 use super::{Duration, MOMENT, Nodes, T, down, name, settle, sleep, timed};
+use kit::reached::Must;
 use leasehold::store::{
     Absence, Acquire, Acquired, ForceRelease, HolderId, Inspect, Name, Quorum, Release, Released,
     RenewBatch, RenewCall, Renewal, Store, Target, Wait,
@@ -30,9 +31,22 @@ fn late(delay: Duration) -> Rule {
     Rule::new(Fault::Delay(delay)).on(Call::Acquire)
 }
 
+#[tokio::test(start_paused = true)]
+async fn grant_whose_future_was_dropped_is_released() {
+    let _reached = Must::reach("QuorumCallerGone");
+    let nodes = Nodes::new(3);
+    let (stores, _) = nodes.handles();
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    let token = HolderId::new(Uuid::new_v4(), 1);
+    drop(quorum.acquire(acquire(&name("job"), token, T / 10)));
+    settle().await;
+    assert!(nodes.free(), "{:?}", nodes.keys());
+}
+
 /// Half of T is what a grant must leave, after 1 % for the servers' clocks and 2 ms for rounding.
 #[tokio::test(start_paused = true)]
 async fn grant_that_leaves_less_than_half_is_released() {
+    let _reached = Must::reach("QuorumTooLate");
     let just = T - T / 100 - Duration::from_millis(2) - T / 2;
     for (delay, enough) in [(just, true), (just + MOMENT, false)] {
         let nodes = Nodes::new(3);

@@ -2,6 +2,7 @@
 
 use super::cluster::shared;
 use kit::order::lined;
+use kit::reached::Must;
 use kit::{Cluster, eventually, within};
 use leasehold::{Lease, LeaseManager, LeaseState, Loss};
 use std::process::Command;
@@ -56,6 +57,7 @@ async fn release_and_move_rest(cluster: &Cluster, leases: Vec<Lease>) -> Vec<Str
 
 #[tokio::test]
 async fn read_write_locks_outlive_a_slot_that_stays_half_moved() {
+    let _reached = Must::reach("RedisRenewalKeyByKey");
     let cluster = shared().await;
     let leases = connect(cluster).await;
     let name = |start| cluster.name_on(0, start);
@@ -100,6 +102,7 @@ async fn nested_read_write_locks_are_left_in_a_half_moved_slot() {
 /// The time to live of a reader is on the other server: it must not count as one that has lapsed.
 #[tokio::test]
 async fn reader_that_leaves_a_half_moved_slot_ends_no_other_reader() {
+    let _reached = Must::reach("RedisWithOneKey");
     let cluster = shared().await;
     let (leases, other) = (connect(cluster).await, connect(cluster).await);
     let mut left = Vec::new();

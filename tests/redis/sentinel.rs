@@ -1,6 +1,7 @@
 //! A real primary with two replicas and three sentinels.
 
 use super::refused_only;
+use kit::reached::Must;
 use kit::stub::list;
 use kit::{Sentinels, Server, Stub, eventually, look, within};
 use leasehold::store::{Name, Store};
@@ -471,6 +472,7 @@ async fn sentinel_that_was_forgotten_does_not_win_with_a_replica() {
 /// Between the demotion of a primary and the word of who is the next, nothing is refused for good.
 #[tokio::test]
 async fn demoted_primary_is_waited_out() {
+    let _reached = Must::reach("RedisReadOnly");
     let all = own(CALM).await;
     let leases = connect(&all, TTL).await;
     let held = lock(&leases, "held").await;

@@ -4,6 +4,7 @@ use super::errors::{lease_url, set_user};
 use super::lock;
 use kit::look::{channel, subscribers};
 use kit::polled::polled;
+use kit::reached::Must;
 use kit::trace::{Trace, Traced};
 use kit::{Proxy, Server, eventually, within};
 use leasehold::{Builder, Lease, LeaseManager, Loss};
@@ -141,6 +142,7 @@ async fn subscription_that_dies_at_once_is_made_less_and_less_often() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subscription_follows_a_permission_that_goes_and_comes_back() {
+    let _reached = Must::reach("RedisSubscriptionRefused");
     const T: Duration = Duration::from_secs(8);
     let trace = Trace::of_all_threads();
     let server = Server::start();

@@ -20,6 +20,7 @@ mod unpolled;
 mod world;
 
 use judge::Sometimes;
+use kit::reached::Counts;
 use plan::LogFault;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,6 +30,8 @@ use story::{run, run_with};
 const SEEDS: u64 = 500;
 /// On a slow machine the run ends after this time, with fewer seeds; those that were asked for all run.
 const LONGEST: Duration = Duration::from_secs(30);
+/// From so many seeds on, each rare state that `tests/kit/reached.txt` wants here must be reached.
+const LONG: u64 = 10_000;
 /// Failures after which a run ends early.
 const MANY: usize = 10;
 
@@ -134,6 +137,13 @@ fn whatever_goes_wrong_the_promises_hold() {
         println!("{what:?}: {count}");
         assert!(count > 0 || seeds < 1000, "{what:?} never happened");
     }
+    let mut reached = Counts::of_this_process();
+    for (what, count) in Sometimes::ALL.iter().zip(&counts) {
+        reached.add(&format!("world.{what:?}"), count.load(Ordering::Relaxed));
+    }
+    reached.report("simulation");
+    let missing = reached.missing("simulation");
+    assert!(missing.is_empty() || seeds < LONG, "never reached: {missing:?}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod judge;
 mod memory;
 mod plan;
 mod promises;
+mod reached;
 mod servers;
 mod trial;
 mod world;

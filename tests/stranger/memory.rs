@@ -7,6 +7,7 @@ use leasehold::store::MemoryStore;
 use crate::history::{Backend, Clock, History, Log};
 use crate::plan::{Plan, Size};
 use crate::promises;
+use crate::reached::Runs;
 use crate::trial::{self, Stage, Tally};
 use crate::world::Site;
 
@@ -46,6 +47,7 @@ fn try_seed(seed: u64, backend: Backend, tally: &mut Tally) -> Option<String> {
 }
 
 fn try_seeds(backend: Backend, first: u64) {
+    let reaching = Runs::begin(backend, false);
     let mut tally = Tally::default();
     if let Some(seed) = trial::seed() {
         if let Some(report) = try_seed(seed, backend, &mut tally) {
@@ -68,6 +70,7 @@ fn try_seeds(backend: Backend, first: u64) {
     }
     println!("{backend:?}: {} seeds from {begin}\n{tally}", seed - begin);
     assert_eq!(found, 0, "broken promises");
+    reaching.end();
 }
 
 #[test]

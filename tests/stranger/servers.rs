@@ -10,6 +10,7 @@ use kit::{Mode, Proxy, Server};
 
 use crate::history::{Act, Backend, Clock, Deed, History, Log};
 use crate::plan::{Plan, Size, Trouble};
+use crate::reached::Runs;
 use crate::trial::{self, Stage, Tally};
 use crate::world::{Breaker, Site};
 
@@ -181,6 +182,7 @@ struct Ground {
 
 /// Runs plans, some at a time, until the time is over.
 fn try_seeds(ground: &Ground, default: Duration) {
+    let reaching = Runs::begin(ground.backend, true);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -238,6 +240,7 @@ fn try_seeds(ground: &Ground, default: Duration) {
         }
     }
     println!("{runs} runs on {:?}, to seed {seed}\n{tally}", ground.backend);
+    reaching.end();
 }
 
 #[test]

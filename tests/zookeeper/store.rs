@@ -2,6 +2,7 @@
 //! answers when other clients change its nodes.
 
 use kit::pipe::{Pace, Pipe};
+use kit::reached::Must;
 use kit::relay::{Relay, Traffic, request};
 use kit::trace::Trace;
 use kit::within;
@@ -249,6 +250,22 @@ async fn node_of_a_waiter_is_taken_over_only_once() {
     let (_, second) = granted(next.acquire().await);
     assert!(second > first, "{first}, then {second}");
     assert_eq!(look.nodes("job").await.len(), 1);
+}
+
+/// The acquire finds out when it writes its holder id there.
+#[tokio::test]
+async fn node_of_a_waiter_that_was_deleted_is_not_taken_over() {
+    let _reached = Must::reach("ZooKeeperAdoptedTooLate");
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let party = Party::at(&server.url()).await;
+    let mut wakeups = party.subscribe().await;
+    within(LONG, wakeups.recv()).await;
+    let nodes = look.nodes("job").await;
+    look.0.delete(&format!("{}/{}", directory("job"), nodes[0]), None).await.expect("deleted");
+    granted(party.acquire().await);
+    // The waiter still listens, so it queues again.
+    look.until_nodes("job", 2).await;
 }
 
 #[tokio::test]

@@ -32,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::{Acquire, Acquired, Arrival, HolderId, Line, Mode, Name, Target};
 use crate::util::bound::within;
+use crate::util::reached::Rare;
 use crate::util::trace::{self, QuietSpan};
 use attempt::Attempt;
 use set::SetCall;
@@ -228,6 +229,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         core.ensure_running();
         if core.life.is_closed() {
             // The hold is released like that of a dropped lease.
+            Rare::GrantedWhileClosed.reached();
             drop(claim);
             return Err(core.life.error());
         }
@@ -541,6 +543,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// Keeps the turn for the hold of a grant that arrived at `now`, if the grant is of use.
     fn keep(&self, turn: &Turn, sent: Instant, now: Instant) -> GrantUse {
         if self.core.timing.stale(sent, now) {
+            Rare::GrantTooLate.reached();
             return GrantUse::AskAgain("it came too late");
         }
         match turn.keep(sent, true) {
@@ -587,6 +590,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Lets waiters elsewhere go first until `time`.
     async fn let_others_go_first(&self, turn: &Turn, time: Instant) {
+        Rare::PauseCut.reached_if(|| time > self.start + self.longest_pause);
         let time = time.min(self.start + self.longest_pause);
         turn.set_due(time + self.core.timing.attempt);
         self.core.clock().sleep_until(time).await;
@@ -706,6 +710,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 return Err(served::silent(core, self.name));
             }
             if let Ok(admission) = waiter.pulse(now) {
+                Rare::TryOutlastedSilence.reached();
                 return self.admitted(admission, now).await;
             }
             let pause = FIRST_GAP.min(until.saturating_duration_since(now));
@@ -713,6 +718,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             if timeout(pause, waiter.woken()).await.is_ok() {
                 let now = core.now();
                 if let Ok(admission) = waiter.pulse(now) {
+                    Rare::TryOutlastedSilence.reached();
                     return self.admitted(admission, now).await;
                 }
             }

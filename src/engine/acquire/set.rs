@@ -15,6 +15,7 @@ use crate::engine::shared::core::Core;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Acquire, Acquired, Name, SetVerdicts, StoreFuture};
 use crate::util::join::Next;
+use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -82,6 +83,7 @@ impl SetCall {
             return Next::Wait;
         }
         if !ended.iter().flatten().all(has_name) {
+            Rare::SetGivenUp.reached();
             self.is_given_up.store(true, Relaxed);
             return Next::Stop;
         }

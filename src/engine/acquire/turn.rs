@@ -9,6 +9,7 @@ use crate::engine::shared::options::{NO_OPTIONS, Options};
 use crate::engine::shared::queue::{Asked, Begun, Found, GrantedTurn, HandedOff, Queue, Waits};
 use crate::engine::shared::wakers::{TurnNumber, Woken};
 use crate::store::{Mode, Name};
+use crate::util::reached::Rare;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -139,6 +140,7 @@ impl Drop for WaiterGuard<'_> {
         if let Some(waiter) = self.waiter.filter(|_| self.queued) {
             self.queue.withdraw(self.name, waiter);
         }
+        Rare::HandedOffToDropped.reached_if(|| self.handed_off().is_some());
     }
 }
 

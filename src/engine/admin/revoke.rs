@@ -6,6 +6,7 @@ use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::error::{Loss, Result};
 use crate::store::{Name, Reason};
+use crate::util::reached::Rare;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -67,6 +68,7 @@ impl<'a> Revoked<'a> {
 
 impl Drop for Revoked<'_> {
     fn drop(&mut self) {
+        Rare::ForceUnknown.reached_if(|| !self.holds.is_empty());
         for hold in self.holds.drain(..) {
             hold.owe(self.core);
         }

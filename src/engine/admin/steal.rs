@@ -29,6 +29,7 @@ use crate::engine::shared::options::Options;
 use crate::engine::shared::report::CallReport;
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::{Acquire, Acquired, Mode, Name, Reason, Steal, Target};
+use crate::util::reached::Rare;
 use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
@@ -170,6 +171,7 @@ async fn run<'a>(
         attempt.send(request.clone().with_steal(Some(steal)), None, core.now());
         verdict = attempt.land().await?;
         is_free = matches!(verdict, Acquired::NotYours(_));
+        Rare::StealMetUnlock.reached_if(|| is_free);
         if let Acquired::Granted { .. } = verdict {
             stolen.done();
             report.steals();
@@ -184,6 +186,7 @@ async fn run<'a>(
         for hold in core.queue.holds_of(name) {
             // The store had another holder, so this one lost the name, and has not heard of it.
             if hold.is_believed() && hold.chain_began() < sent {
+                Rare::StealFoundOlder.reached();
                 hold.lose(core, Loss::Taken);
             }
             // One whose release is in flight has nothing left to release.
@@ -203,6 +206,7 @@ fn lose_own(core: &Arc<Core>, name: &Name, own: impl Fn(&Arc<Hold>) -> bool) -> 
         let mut new = core.queue.holds_of(name);
         new.retain(|hold| own(hold) && is_new(hold));
         if new.is_empty() {
+            Rare::StoleFromItself.reached_if(|| !lost.is_empty());
             return lost;
         }
         new.iter().for_each(|hold| hold.lose(core, Loss::Stolen));

@@ -17,6 +17,7 @@ use crate::engine::shared::lifecycle::Stage;
 use crate::engine::shared::line;
 use crate::error::Error;
 use crate::store::{Acquired, Release, Released, StoreFuture, Target};
+use crate::util::reached::Rare;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -84,8 +85,10 @@ async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>)
     }
     let Ok(Acquired::Granted { sent, fence, reached, .. }) = verdict else { return };
     let Some(turn) = turn_for_a_waiter(core, &target, sent) else {
+        Rare::AbandonedReleased.reached();
         return attempt.release_later(sent);
     };
+    Rare::AbandonedHandedOff.reached();
     handoff::offer(core, attempt.into_grant(turn, sent, fence, reached, core.now()));
 }
 
@@ -104,6 +107,7 @@ fn turn_for_a_waiter(core: &Arc<Core>, target: &Target, sent: Instant) -> Option
 impl Drop for Work {
     fn drop(&mut self) {
         if let Some(job) = self.job.take() {
+            Rare::JobReturned.reached();
             self.core.submit(job);
         }
     }
@@ -133,6 +137,7 @@ impl Drop for Sweeping<'_> {
     fn drop(&mut self) {
         self.core.sweeps.fetch_sub(1, Ordering::Relaxed);
         if let Some(sweep) = self.sweep.take() {
+            Rare::SweepReturned.reached();
             self.core.submit(Job::Sweep(sweep));
         }
     }
@@ -165,6 +170,7 @@ async fn release_all(core: &Arc<Core>, sweep: &Sweep) {
         let mut request = calls::release(core, request);
         let verdict = in_time(core.timing.attempt * 2, caught(&mut request)).await;
         if let Ok(Released::Done { listeners }) = verdict {
+            Rare::SweepFoundGrant.reached();
             // No caller had it, but those elsewhere have waited for it as for any other.
             let release = ReleaseAnswer { sent, now: core.now(), listeners, ours: Duration::ZERO };
             yield_to_remote(core, &sweep.target.name, sweep.target.mode, release);
@@ -183,6 +189,7 @@ async fn release_all(core: &Arc<Core>, sweep: &Sweep) {
         let gap = longest.mul_f64(1.0 - core.jitter() / 4.0);
         let after_reconnect = async {
             reconnected.await;
+            Rare::SweepAfterReconnect.reached();
             let all = AFTER_RECONNECT * core.sweeps.load(Ordering::Relaxed);
             let wait = all.min(core.timing.attempt).mul_f64(core.jitter());
             if wait >= Duration::from_millis(1) {
@@ -195,5 +202,26 @@ async fn release_all(core: &Arc<Core>, sweep: &Sweep) {
             () = tokio::time::sleep(gap) => {}
             () = core.life.until(Stage::Ending) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::shared::core::core_in_memory;
+    use crate::store::{HolderId, Name};
+    use uuid::Uuid;
+
+    #[test]
+    fn job_whose_runtime_ends_before_its_first_poll_returns() {
+        let core = core_in_memory();
+        let target = Target::exclusive(Name::new("n").expect("a name"));
+        let sweep = Sweep::new(target, HolderId::new(Uuid::new_v4(), 1));
+        let before = Rare::JobReturned.count();
+        drop(Work::new(&core, Job::Sweep(sweep)).run());
+        assert!(Rare::JobReturned.count() > before);
+        let mut queues = core.work_queues();
+        let jobs = &mut queues.as_mut().expect("no runtime has them").jobs;
+        assert!(matches!(jobs.try_recv(), Ok(Job::Sweep(_))));
     }
 }

@@ -22,6 +22,7 @@ use crate::observe::{Event, EventKind, Operation};
 use crate::store::{
     self, Hint, RenewBatch, RenewCall, Renewal, Renewed, Signal, StoreFuture, failed,
 };
+use crate::util::reached::Rare;
 use jobs::Work;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -121,6 +122,7 @@ pub(super) async fn renew(core: &Arc<Core>, call: ScheduledCall) {
     let now = core.now();
     let limit = call.until.saturating_duration_since(now);
     if limit.is_zero() {
+        Rare::RenewalNeverSent.reached();
         // The thread has stalled since the call was due: nothing is sent after `C`.
         return;
     }
@@ -209,6 +211,7 @@ async fn answered(
         Err(error) => (now, repeat(error, batch.len())),
     };
     let answered_at = core.now();
+    Rare::RenewedLate.reached_if(|| answered_at >= until);
     let jitter = core.jitter();
     let next = core.timing.renewal(sent, jitter);
     let mut group = Group::new(core, Some(next), batch.len());
@@ -285,4 +288,19 @@ async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut task
     core.overruns.end();
     core.events.end();
     core.life.enter(Stage::Ended);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::shared::core::core_in_memory;
+
+    #[tokio::test(start_paused = true)]
+    async fn call_that_waited_for_its_worker_too_long_is_not_sent() {
+        let core = core_in_memory();
+        let call = ScheduledCall::new(&core.schedule, Batch::new(), core.now());
+        let before = Rare::RenewalNeverSent.count();
+        renew(&core, call).await;
+        assert!(Rare::RenewalNeverSent.count() > before);
+    }
 }

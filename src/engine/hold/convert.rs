@@ -23,6 +23,7 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::observe::EventKind;
 use crate::store::{Acquire, Acquired, Mode, StoreFuture, Target};
 use crate::util::panics::run_wakers;
+use crate::util::reached::Rare;
 use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
@@ -96,6 +97,7 @@ async fn run(
     let upgrades = !mode::is_shared(mode);
     let slot = number.filter(|number| !upgrades || core.queue.begin_upgrade(&hold.name, *number));
     let Some(number) = slot else {
+        Rare::UpgradeRefusedHere.reached_if(|| upgrades);
         change.refused();
         return Ok(Converted::Refused);
     };
@@ -127,12 +129,14 @@ async fn run(
                     Ok(Converted::Changed(next))
                 }
                 None => {
+                    Rare::ChangedTooLate.reached();
                     let late = ChangeVerdict::Failed(Error::silent());
                     change.end(late).map(|()| Converted::Refused)
                 }
             }
         }
         Ok(Acquired::Held { .. }) if upgrades => {
+            Rare::UpgradeUndone.reached();
             core.queue.end_upgrade(&hold.name, number, hold.mode);
             change.refused();
             Ok(Converted::Refused)
@@ -248,7 +252,13 @@ impl<'a> ModeChange<'a> {
     pub(in crate::engine) fn end(self, verdict: ChangeVerdict) -> Result<()> {
         // Drop has nothing left to do.
         let change = std::mem::ManuallyDrop::new(self);
-        change.hold.end_mode_change(change.core, verdict)
+        let is_unknown =
+            matches!(&verdict, ChangeVerdict::Failed(error) if error.fate() != Fate::NotExecuted);
+        Rare::ModeUnknown.reached_if(|| is_unknown);
+        let is_changed = matches!(verdict, ChangeVerdict::Changed { .. });
+        let ended = change.hold.end_mode_change(change.core, verdict);
+        Rare::ChangedAfterLoss.reached_if(|| is_changed && ended.is_err());
+        ended
     }
 }
 
@@ -256,6 +266,7 @@ impl Drop for ModeChange<'_> {
     fn drop(&mut self) {
         match self.flight.take() {
             Some(verdict) => {
+                Rare::ChangeDropped.reached();
                 let hold = Arc::clone(self.hold);
                 self.core.submit(Job::FinishChange { hold, sent: self.sent, verdict });
             }

@@ -49,6 +49,7 @@ use crate::engine::shared::report::CallReport;
 use crate::engine::shared::settings::Settings;
 use crate::observe::{EventKind, How, Recorded};
 use crate::store::Name;
+use crate::util::reached::Rare;
 use crate::util::sync::MutexGuard;
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,6 +117,7 @@ pub(in crate::engine) fn yield_rest(core: &Arc<Core>, name: &Name) {
     core.queue.each_hold_of(name, |hold| {
         let rests = hold.lock().state.asked();
         if rests {
+            Rare::RestYielded.reached();
             leave_in_background(core, hold, Share::FIRST);
         }
     });
@@ -181,12 +183,16 @@ fn prepare<'a>(
     }
     if inner.state.is_resting() {
         let renew = core.timing.renewal(inner.state.confirmed(), core.jitter());
+        Rare::RestEnded.reached();
         inner.state.end_rest(now, renew);
     }
     let Settings { max_local_handoffs, fencing, .. } = core.settings;
     let reserved = fencing.filter(|_| hold.fence.is_some()).map(|fencing| fencing.block);
+    let has_fence = |state: &State| reserved.is_none_or(|block| state.has_fence(now, block));
+    Rare::FencesUsedUp.reached_if(|| !has_fence(&inner.state));
+    Rare::KeptItsId.reached_if(|| hold.keeps_its_id(&inner));
     if !inner.state.may_hand_off(&core.timing, now, max_local_handoffs)
-        || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
+        || !has_fence(&inner.state)
         || core.life.is_closed()
         // A leader resigns in the store: observers never see its value under the id of the next.
         || inner.described.as_ref().is_some_and(|described| described.value.is_some())
@@ -282,6 +288,7 @@ pub(crate) fn accept(
     let hold = offered.hold.take_if(|hold| {
         hold.update_at(core, now, |state, now| {
             let accepted = state.accept(&core.timing, now, max_hold);
+            Rare::HandedOffTooLate.reached_if(|| !accepted);
             if accepted {
                 event = hold.happened(core, now, report.granted(hold.fence, How::HandedOff, now));
                 state.set_policy(hold.options.policy(&core.settings, now, report.caller));

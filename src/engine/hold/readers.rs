@@ -20,6 +20,7 @@ use crate::engine::shared::hold::Hold;
 use crate::engine::shared::report::CallReport;
 use crate::observe::{How, Recorded};
 use crate::store::Name;
+use crate::util::reached::Rare;
 use std::sync::Arc;
 
 /// Joins the hold that readers of this name share now. Returns it with the new share.
@@ -56,6 +57,7 @@ pub(in crate::engine) fn join(
     drop(inner);
     event.finish();
     if share.is_none() {
+        Rare::JoinRefused.reached();
         core.queue.disband(hold);
     }
     share

@@ -17,6 +17,7 @@ use crate::engine::shared::lifecycle::Stage;
 use crate::engine::shared::{report, served};
 use crate::observe::Operation;
 use crate::store::{HolderId, Name, Release, Released};
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,6 +112,10 @@ impl<'a> Record<'a> {
                 (false, true) => Recorder::Before,
                 (false, false) => Recorder::OtherMode,
             };
+            let changes = |by| by == Recorder::OtherMode || hold.is_busy();
+            let is_absent = matches!(verdict, Ok(Some(_)));
+            Rare::AbsenceAfterHandOff.reached_if(|| is_absent && recorder == Recorder::Before);
+            Rare::AbsenceAfterChange.reached_if(|| is_absent && changes(recorder));
             hold.end_record(core, recorder, verdict.clone()).then(|| Arc::clone(hold))
         });
         if let (Some(hold), Ok(Some(_))) = (found, verdict) {
@@ -130,6 +135,7 @@ impl Drop for Record<'_> {
             state.has_record().then(|| state.requeue_record())
         });
         if requeued.is_some() {
+            Rare::RecordRequeued.reached();
             self.core.submit(Job::Record { name: self.name.clone(), holder: self.holder });
         }
     }

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::{Absence, Keep, Mode, Name, Release, Released, StoreFuture};
 use crate::util::bound::within;
+use crate::util::reached::Rare;
 use crate::util::{runtime, trace};
 use std::pin::pin;
 use std::sync::Arc;
@@ -154,7 +155,10 @@ impl Drop for Flush<'_> {
     fn drop(&mut self) {
         let hold = || Arc::clone(self.hold);
         match self.flight.take() {
-            Some(verdict) => self.core.submit(Job::Finish { hold: hold(), verdict }),
+            Some(verdict) => {
+                Rare::UnlockDropped.reached();
+                self.core.submit(Job::Finish { hold: hold(), verdict });
+            }
             None if self.over => {}
             None => self.core.submit(Job::Flush(hold())),
         }

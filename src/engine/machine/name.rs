@@ -34,6 +34,7 @@ use super::pulse::Pulse;
 use super::waiters::{Demand, Waiter, Waiters};
 use crate::clock::Instant;
 use crate::store::Mode;
+use crate::util::reached::Rare;
 use std::mem::take;
 use std::time::Duration;
 
@@ -179,6 +180,7 @@ impl<H> Contention<H> {
     fn may_continue(&self, waiter_no: u64, chain: &Chain) -> bool {
         let is_late = !chain.is_young && self.served_at.is_some_and(|last| waiter_no > last);
         let is_too_many = self.shrunk.is_some_and(|shrunk| chain.began <= shrunk);
+        Rare::SemaphoreShrunk.reached_if(|| is_too_many);
         !is_late && !is_too_many
     }
 }
@@ -373,6 +375,7 @@ impl<H: Clone + PartialEq> NameState<H> {
             waiter.listens = false;
             // A waiter that comes back is at its place again: turns behind it that are not taken up are offered once more.
             let behind = contention.offers.remove_turns_behind(waiter_no);
+            Rare::CameBackInOrder.reached_if(|| !behind.is_empty());
             for number in &behind {
                 self.occupants.take(*number);
             }
@@ -394,9 +397,13 @@ impl<H: Clone + PartialEq> NameState<H> {
         let has_waited = contention.waiters.remove(waiter_no).is_some();
         match contention.offers.take(waiter_no) {
             Some(Offer::Turn(number)) => {
+                Rare::OfferedTurnLeft.reached();
                 self.leave(number, step);
             }
-            Some(Offer::Hold(hold)) => step.effects.push(Effect::Return(hold)),
+            Some(Offer::Hold(hold)) => {
+                Rare::HandedOffToDropped.reached();
+                step.effects.push(Effect::Return(hold));
+            }
             Some(Offer::Join(hold, _)) => step.effects.push(Effect::Drop(hold)),
             // Beside a hold that can be shared, it may have blocked those behind it, as a writer blocks readers.
             None if has_waited && self.occupants.iter().all(|own| mode::is_shared(own.mode)) => {
@@ -554,6 +561,7 @@ impl<H: Clone + PartialEq> NameState<H> {
     /// Reclaims turns from calls that are not polled. A waiter that was offered a turn and has not taken it up in time leaves
     /// the queue until its next pulse. So does each waiter at the head of the queue that is not polled.
     fn reclaim(&mut self, step: &mut Step<'_, H>) {
+        Rare::TurnReclaimed.reached();
         let now = step.times.now;
         if let Some(Contention { waiters, offers, .. }) = self.contention.as_deref_mut() {
             let effects = &mut *step.effects;
@@ -612,6 +620,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         let joins = |offer: &Offer<H>| matches!(offer, Offer::Join(hold, _) if has_ended(hold));
         for (waiter_no, offer) in contention.offers.remove_all(joins) {
             if let Offer::Join(hold, waiter) = offer {
+                Rare::JoinEnded.reached();
                 contention.waiters.get_or_insert_with(waiter_no, || waiter);
                 effects.push(Effect::Drop(hold));
             }
@@ -646,6 +655,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         let occupant = self.occupants.get(number);
         // An occupant does not know what came before its own request.
         if (occupant.is_none() || !is_own) && was_forced {
+            Rare::GrantForced.reached();
             return TurnOutcome::Forced;
         }
         let forced = occupant.is_some_and(|occupant| occupant.forced);
@@ -653,15 +663,19 @@ impl<H: Clone + PartialEq> NameState<H> {
             |other: &Occupant<H>| other.number != number && !mode::can_share(other.mode, mode);
         let is_shared = self.occupants.can_all_share(mode);
         if !is_shared && self.occupants.iter().any(|other| other.is_slot() && excludes(other)) {
+            Rare::GrantExcluded.reached();
             return TurnOutcome::Excluded;
         }
         if forced {
+            Rare::GrantForced.reached();
             return TurnOutcome::Forced;
         }
         if !is_shared {
+            Rare::LateGrantEndedTurns.reached_if(|| self.occupants.iter().any(excludes));
             self.remove_all(excludes, effects);
         }
         if self.occupants.change(number, |occupant| occupant.occupy(None)).is_none() {
+            Rare::LateGrantKept.reached();
             let mut late = Occupant::asking(number, mode, Pulse::until(Instant::ZERO));
             late.occupy(None);
             self.occupants.push(late);
@@ -770,6 +784,7 @@ impl<H: Clone + PartialEq> NameState<H> {
         contention.resting = None;
         let waiter = if is_asking { None } else { contention.waiters.remove(waiter_no) };
         let turn = if is_asking {
+            Rare::HandedOffWhileAsking.reached();
             step.effects.push(Effect::HandOff { to: waiter_no, hold: next });
             contention.seeker.take().map(|seeker| {
                 let before = std::mem::replace(&mut contention.last_ask, seeker.last_ask);
@@ -782,7 +797,10 @@ impl<H: Clone + PartialEq> NameState<H> {
         } else {
             // It has been woken already, maybe for an offer that is void now.
             match contention.offers.insert(waiter_no, Offer::Hold(next)) {
-                Some(Offer::Turn(number)) => Some(number),
+                Some(Offer::Turn(number)) => {
+                    Rare::HandedOffAfterOffer.reached();
+                    Some(number)
+                }
                 Some(Offer::Join(hold, _)) => {
                     step.effects.push(Effect::Drop(hold));
                     None
@@ -1322,7 +1340,9 @@ mod tests {
         let late = rig.try_enter(X).expect("a turn");
         rig.ms = 11;
         let slot = rig.hold(X, "b");
+        let before = Rare::GrantExcluded.count();
         assert_eq!(rig.keep(late), TurnOutcome::Excluded);
+        assert!(Rare::GrantExcluded.count() > before);
         assert_eq!(rig.effects(), [Wake(late)], "when it was reclaimed");
         assert_eq!(rig.state.holds().collect::<Vec<_>>(), [&"b"]);
         assert!(rig.state.has(slot) && !rig.state.has(late));

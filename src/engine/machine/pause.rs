@@ -23,6 +23,7 @@
 
 use crate::clock::Instant;
 use crate::store::{Name, NameMap};
+use crate::util::reached::Rare;
 use std::collections::hash_map::Entry;
 use std::time::Duration;
 
@@ -167,9 +168,11 @@ impl Pause {
             (self.length, self.fruitless) = ((self.length * 7 / 8).max(shortest), 0);
         } else if self.whole && self.length < longest {
             self.length = (self.length.max(shortest) * 2).min(longest);
+            Rare::PauseAtItsBound.reached_if(|| self.length == longest);
         } else if self.whole {
             self.fruitless += 1;
             if self.fruitless == 2 {
+                Rare::PauseForNothing.reached();
                 (self.length, self.fruitless) = (shortest, 0);
             }
         }

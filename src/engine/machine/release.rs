@@ -3,6 +3,7 @@
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::Absence;
+use crate::util::reached::Rare;
 use std::time::Duration;
 
 /// The end of a release.
@@ -112,6 +113,7 @@ impl Release {
 
     /// Records that the key is left to expire although a release is owed.
     pub(super) fn leave_to_expire(&mut self) {
+        Rare::LeftToExpire.reached();
         self.owed = None;
         let message =
             "the lease was lost while it was in use, so its name stays closed for its lock delay";
@@ -144,8 +146,10 @@ impl Release {
         }
         if self.may_have_run && is_kept {
             // An earlier request whose answer was lost has released it.
+            Rare::ReleaseHadRun.reached();
             return Ok(());
         }
+        Rare::ReleaseFoundLoss.reached();
         self.found_lost = Some(absence.into());
         Err(Error::lost(absence.into()))
     }

@@ -18,6 +18,7 @@ use crate::error::{Error, Loss, Result};
 use crate::observe::{Event, EventKind, How, Recorded};
 use crate::store::{Absence, HolderId, Keep, Mode, Name, Target};
 use crate::util::panics::run_wakers;
+use crate::util::reached::Rare;
 use crate::util::sync::{Mutex, MutexGuard};
 use crate::util::trace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -548,6 +549,9 @@ impl Hold {
         let result = change(&mut inner.state, now);
         self.schedule(core, &mut inner, group.as_deref_mut());
         let is = inner.state.phase();
+        if let (true, Phase::Lost(loss)) = (was != is, is) {
+            self.note_loss(&inner.state, loss);
+        }
         if let (false, Phase::Lost(_), Some(described)) = (was == is, is, &mut inner.described) {
             described.lost_at = Some(now);
         }
@@ -601,6 +605,20 @@ impl Hold {
             self.trace(is, until.saturating_duration_since(now), failure);
         }
         result
+    }
+
+    /// Counts a loss, if it is a rare one.
+    fn note_loss(&self, state: &State, loss: Loss) {
+        match loss {
+            _ if state.is_resting() => Rare::RestLost.reached(),
+            Loss::MaxHold => Rare::MaxHoldReached.reached(),
+            Loss::Stalled if !state.is_in_hands() => Rare::LostWithoutPulse.reached(),
+            Loss::Stalled => Rare::Stalled.reached(),
+            Loss::Expired => {
+                Rare::LostBeforeFirstRenewal.reached_if(|| state.confirmed() <= self.began);
+            }
+            _ => {}
+        }
     }
 
     /// Notifies the tasks that wait for a change. Call it with no lock held.
@@ -880,7 +898,10 @@ impl Hold {
                 }
                 Ended::Confirmed => EventKind::Released { held },
                 Ended::Lost(cause) => EventKind::Lost { cause, held },
-                Ended::Failed(error) => not_released(Some(error)),
+                Ended::Failed(error) => {
+                    Rare::ReleaseGivenUp.reached();
+                    not_released(Some(error))
+                }
             },
             Phase::Releasing => return Recorded::default(),
             _ if state.is_offered() => return Recorded::default(),

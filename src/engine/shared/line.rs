@@ -23,6 +23,7 @@ use crate::clock::Instant;
 use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::mode;
 use crate::store::{Arrival, HolderId, Mode, Name, Release, Target};
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::sync::Arc;
 use tracing::Level;
@@ -37,6 +38,7 @@ pub(in crate::engine) struct OpenArrival<'a> {
 impl Drop for OpenArrival<'_> {
     fn drop(&mut self) {
         if let Some(holder) = self.core.queue.abandoned_arrival(self.name, self.arrived) {
+            Rare::ArrivalAbandoned.reached();
             leave_later(self.core, Target::exclusive(self.name.clone()), holder);
         }
     }

@@ -6,6 +6,7 @@ use crate::clock::Instant;
 use crate::engine::machine::name::Silence;
 use crate::error::{Error, Result};
 use crate::store::{Acquired, Name};
+use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -105,6 +106,7 @@ pub(crate) fn has_served(core: &Core, name: &Name) -> bool {
 /// Returns the error of a call that got no answer in time, with the last failure of that shard of the store if it has
 /// answered nothing since.
 pub(crate) fn silent(core: &Core, name: &Name) -> Error {
+    Rare::EndedBySilence.reached();
     let since = Instant::ZERO + core.now().since_origin().saturating_sub(core.timing.ttl);
     let failure = core.served.failure(shard(core, name), since);
     failure.map_or_else(Error::silent, |failure| Error::silent_since(&failure))

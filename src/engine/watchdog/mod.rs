@@ -24,6 +24,7 @@ use super::shared::report;
 use super::shared::schedule::{Batch, Group, Renewing, ScheduledCall};
 use crate::clock::{Instant, Sleeper};
 use crate::observe::EventKind;
+use crate::util::reached::Rare;
 use std::sync::Arc;
 
 /// The largest number of calls sent together, unless more are due. Larger: more calls share warm caches. Smaller: what is
@@ -71,7 +72,9 @@ fn tick(core: &Arc<Core>) {
 /// Verifies all holds after a reconnect: the server may have restarted without them.
 fn verify_all(core: &Arc<Core>) {
     let mut plan = RenewalPlan::new(core, core.now());
-    plan.add(core, core.schedule.all(), State::renew_or_recall);
+    let all = core.schedule.all();
+    Rare::VerifiedAll.reached_if(|| !all.is_empty());
+    plan.add(core, all, State::renew_or_recall);
     plan.send_all(core);
 }
 
@@ -146,6 +149,7 @@ impl<'a> RenewalPlan<'a> {
             .renewing
             .extract_if(.., |one| one.attempt.believed_until < self.attempt_deadline)
             .collect();
+        Rare::ShortRenewal.reached_if(|| !short.is_empty());
         short.sort_by_key(|one| one.attempt.believed_until);
         let call = |batch| ScheduledCall::new(&core.schedule, batch, self.attempt_deadline);
         calls.extend(short.chunks(self.size.max(1)).map(|batch| call(batch.to_vec())));

@@ -2,7 +2,7 @@
 
 use crate::clock::Instant;
 use crate::engine::hold::describe;
-use crate::engine::machine::hold::{DueWork, SentRenewal, State};
+use crate::engine::machine::hold::{DueWork, Phase, SentRenewal, State};
 use crate::engine::machine::policy::CallSite;
 use crate::engine::machine::timing::Timing;
 use crate::engine::shared::core::Core;
@@ -11,6 +11,7 @@ use crate::engine::shared::job::Job;
 use crate::engine::shared::schedule::Group;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Absence;
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +35,7 @@ pub(super) fn when_due(
     }
     inner.scheduled = None;
     let mut held = None;
+    let rests = inner.state.is_resting();
     let due = hold.update_locked(core, now, inner, Some(group), |state, now| {
         held = state.warn(now);
         change(state, &core.timing, now)
@@ -44,6 +46,8 @@ pub(super) fn when_due(
     if due != DueWork::TakenBack {
         return due;
     }
+    let rare = if rests { Rare::RestRanOut } else { Rare::TakenBack };
+    rare.reached();
     group.wakes.effects.push(core.queue.missed(hold));
     DueWork::Flush
 }
@@ -108,10 +112,12 @@ pub(in crate::engine) fn renewed(
         // The store may have made a reader of this writer already, and its answer is on its way. If not, that answer, or
         // the next renewal, shows the loss. Of a name that is free, it has made nothing.
         Ok(Some(Absence::Taken)) if hold.is_downgraded(&inner) => {
+            Rare::TakenByItself.reached();
             Err(Error::new(ErrorKind::Unavailable, "the mode may have changed meanwhile"))
         }
         verdict => verdict,
     };
+    note_rare(core, &inner.state, now, &verdict);
     let is_described = matches!(verdict, Ok(None)) && describe::is_due(core, hold, &inner, now);
     let unflushed = hold.update_locked(core, now, inner, Some(group), |state, now| {
         state.renewed(&core.timing, now, jitter, renewal, verdict);
@@ -122,5 +128,23 @@ pub(in crate::engine) fn renewed(
     }
     if is_described {
         describe::write_later(core, hold);
+    }
+}
+
+/// Counts a verdict on a renewal, if it is rare in this state of the hold.
+fn note_rare(core: &Core, state: &State, now: Instant, verdict: &Result<Option<Absence>>) {
+    let is_at_risk = state.phase() == Phase::AtRisk;
+    let left = state.believed_until(&core.timing).saturating_duration_since(now);
+    match verdict {
+        Ok(None) if !state.believed() || left.is_zero() => Rare::RenewedAfterLoss.reached(),
+        Ok(None) if is_at_risk => {
+            Rare::Saved.reached();
+            Rare::SavedAtTheLast.reached_if(|| left < core.timing.attempt);
+        }
+        Err(error) if error.kind() == ErrorKind::WrongType => Rare::RenewalMetWrongType.reached(),
+        Err(error) => {
+            Rare::DeniedAtRisk.reached_if(|| is_at_risk && error.kind() == ErrorKind::Denied)
+        }
+        Ok(_) => {}
     }
 }

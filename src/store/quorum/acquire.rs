@@ -13,6 +13,7 @@ use super::{Inner, SHORTEST_WAIT, node_limit, random, stale};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::contract::mode::Kind;
 use crate::store::{Acquire, Acquired, Arrival, Mark, Mode, Release, StoreFuture, failed};
+use crate::util::reached::Rare;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -45,6 +46,7 @@ pub(super) fn acquire(inner: Arc<Inner>, request: Acquire) -> StoreFuture<Acquir
         let verdict = decide(&quorum, request).await;
         let is_new = !converts && verdict.as_ref().is_ok_and(granted);
         if answer.send(verdict).is_err() && is_new {
+            Rare::QuorumCallerGone.reached();
             // The caller is gone.
             let _ = release(quorum, Release::new(target, holder, 0, timeout)).await;
         }
@@ -86,6 +88,7 @@ async fn acquire_new(inner: &Arc<Inner>, request: Acquire) -> Result<Acquired> {
             Outcome::Over(verdict) => return verdict,
             Outcome::Split(verdict) => verdict,
         };
+        Rare::QuorumSplit.reached();
         // If the pause is longer than a ballot, the first process to wake has all nodes for itself.
         let now = inner.clock.now();
         let pause = (now.saturating_duration_since(asked) * 2).max(FIRST_PAUSE) * (1 << ballot);
@@ -170,7 +173,9 @@ async fn run_ballot(inner: &Arc<Inner>, request: &Acquire) -> Outcome {
     // The tasks of the nodes release each grant, including those still to come.
     inner.holds.remove(request.holder);
     decision.send_replace(Some(false));
+    Rare::QuorumMinorityUndone.reached_if(|| (1..majority).contains(&votes.yes));
     if votes.yes >= majority {
+        Rare::QuorumTooLate.reached();
         let message = "a majority granted it, but too late to be of use";
         return Outcome::Over(Err(Error::new(ErrorKind::Unavailable, message)));
     }
@@ -193,6 +198,7 @@ fn refuse(inner: &Arc<Inner>, limit: Duration) -> Option<Error> {
     if silent.iter().filter(|silent| !**silent).count() >= inner.majority() {
         return None;
     }
+    Rare::QuorumNotAsked.reached();
     let (mut tally, _) = Tally::<Acquired>::new(inner.nodes.len());
     for (node, silent) in inner.nodes.iter().zip(silent) {
         let error = if silent { refused() } else { not_needed() };

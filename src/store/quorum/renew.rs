@@ -5,6 +5,7 @@ use super::tally::{Tally, absence, describe_renewed};
 use super::{Inner, node_limit};
 use crate::error::Result;
 use crate::store::{Absence, HolderId, RenewBatch, Renewed};
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::sync::Arc;
 use tracing::Level;
@@ -59,6 +60,11 @@ fn count(tally: &Tally<Verdicts>, item: usize) -> (usize, usize) {
 fn verdict(tally: &Tally<Verdicts>, item: usize, majority: usize) -> Result<Option<Absence>> {
     let (renewed, lost) = count(tally, item);
     if renewed >= majority {
+        let is_missing = |answer: &Result<Verdicts>| {
+            answer.as_ref().map_or(true, |verdicts| !matches!(verdicts[item], Ok(None)))
+        };
+        let some_are_missing = || tally.answers.iter().flatten().any(is_missing);
+        Rare::QuorumRenewedByMajority.reached_if(some_are_missing);
         return Ok(None);
     }
     let (mut one, _) = Tally::new(tally.answers.len());
@@ -73,6 +79,7 @@ fn verdict(tally: &Tally<Verdicts>, item: usize, majority: usize) -> Result<Opti
         .collect();
     let nodes = one.no_majority(describe_renewed);
     if lost >= majority {
+        Rare::QuorumLostByMajority.reached();
         trace::later(Level::WARN, || {
             let nodes = nodes.clone();
             move || tracing::warn!(%nodes, "a majority no longer has it")

@@ -26,6 +26,7 @@ use super::tally::{Answers, Tally, granted};
 use super::{SHORTEST_WAIT, random};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Acquired, Fencing, Mode};
+use crate::util::reached::Rare;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -153,6 +154,7 @@ impl Numbering {
             if count.outrun == 0 || count.stored + count.outrun + count.pending < majority {
                 break;
             }
+            Rare::QuorumTokenRepeated.reached();
             let leap = (random() * LONGEST_LEAP) as u64;
             first = count.last.max(first + self.block - 1) + 1 + leap;
         }

@@ -25,6 +25,7 @@ pub mod polled;
 #[cfg(target_os = "linux")]
 pub mod preload;
 pub mod proxy;
+pub mod reached;
 pub mod relay;
 pub mod resp;
 pub mod server;

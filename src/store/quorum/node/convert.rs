@@ -7,6 +7,7 @@ use crate::store::quorum::holds::Holds;
 use crate::store::quorum::node_modes::unsettled;
 use crate::store::quorum::tally::granted;
 use crate::store::{Acquire, Acquired, Fencing, HolderId, Mode, Target};
+use crate::util::reached::Rare;
 use std::sync::Arc;
 
 /// Changes the mode here. Changes the writer back into a reader unless the decision is to keep it.
@@ -48,6 +49,7 @@ pub(in crate::store::quorum) async fn convert(
     }
     let keeps = ballot.decided().await == Some(true);
     if writes && may_have_changed && !keeps {
+        Rare::QuorumChangeUndone.reached();
         let target = Target::new(request.target.name.clone(), Mode::Read);
         let _ = change(&node, &holds, outer, &Acquire { target, ..request }).await;
     }

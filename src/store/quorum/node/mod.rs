@@ -24,6 +24,7 @@ use crate::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, Mode, Release, Released, RenewBatch, RenewCall,
     Renewed, Reservation, Store, TokenVerdict, Uptime,
 };
+use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use admission::{Admission, Permit, refused};
 use coalesce::Coalesced;
@@ -228,6 +229,7 @@ impl Node {
                 self.check(request, &ballot).await.and(verdict)
             }
             Ok(Acquired::Held { .. }) if own_left => {
+                Rare::QuorumOwnKeyLeft.reached();
                 let message = "an earlier key of our own may still be there";
                 Err(Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted))
             }
@@ -499,11 +501,14 @@ impl Reported {
     fn check_age(&self, ttl: Duration, sent: Instant) -> Result<()> {
         let needed = ttl + self.at.saturating_duration_since(sent);
         match self.uptime.age {
-            Some(age) if age < needed => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!("up for {age:?} only; it counts after the time to live, {ttl:?}"),
-            )
-            .with_fate(Fate::Executed)),
+            Some(age) if age < needed => {
+                Rare::QuorumTooYoung.reached();
+                Err(Error::new(
+                    ErrorKind::Unavailable,
+                    format!("up for {age:?} only; it counts after the time to live, {ttl:?}"),
+                )
+                .with_fate(Fate::Executed))
+            }
             _ => Ok(()),
         }
     }

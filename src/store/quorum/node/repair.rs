@@ -5,6 +5,7 @@ use super::convert::change;
 use super::queue::bounded;
 use crate::store::quorum::holds::Holds;
 use crate::store::{Acquire, Acquired, Arrival, HolderId, Mode, Release, Target};
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +46,7 @@ pub(super) async fn heal(node: Arc<Node>, repair: Repair) {
     if !matches!(verdict, Ok(Acquired::Granted { .. })) {
         return;
     }
+    Rare::QuorumHealed.reached();
     if hold.mode == Mode::Write && head.find(holder).is_none() {
         holds.update(outer, |hold| {
             hold.node_modes.iter_mut().for_each(|node_modes| node_modes.made_writer(node.index));
@@ -67,6 +69,7 @@ pub(super) async fn set_right(node: Arc<Node>, repair: Repair) {
     }
     let target = Target::new(target.name, held.mode);
     let request = Acquire::new(target, holder, ttl, limit).with_converts(true);
+    Rare::QuorumSetRight.reached();
     let _ = change(&node, &holds, outer, &request).await;
     drop(head);
 }

@@ -3,6 +3,7 @@
 use super::Node;
 use super::queue::{Lane, Sweeping};
 use crate::store::Name;
+use crate::util::reached::Rare;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -47,6 +48,7 @@ pub(in crate::store::quorum) async fn sweep_to_the_end(
 
 /// Releases the holder ids of these queues, until the node does not answer.
 async fn sweep_once(node: &Arc<Node>, mut owed: Vec<(Name, Lane)>, limit: Duration) {
+    Rare::QuorumSwept.reached_if(|| !owed.is_empty());
     // A silent node is asked once.
     let mut count = 1;
     while !owed.is_empty() {

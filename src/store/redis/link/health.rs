@@ -3,6 +3,7 @@
 use super::errors::Failure;
 use crate::store::redis::scripts::reply::Element;
 use crate::util::panics::run_wakers;
+use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use crate::util::trace;
 use fred::clients::Client;
@@ -87,6 +88,7 @@ impl Silence {
         match *stalled {
             Some((at, before)) if before == answers => sent > at,
             _ => {
+                Rare::RedisSilenceInDoubt.reached();
                 *stalled = Some((now, answers));
                 false
             }
@@ -145,6 +147,7 @@ impl Health {
 
     /// Has the client replaced, because the server refuses by its role.
     pub(super) fn is_refused(&self, word: &'static str) {
+        Rare::RedisRoleRefused.reached();
         {
             let mut role = self.role.lock();
             if !matches!(*role, Role::Moved) {

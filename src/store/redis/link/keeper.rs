@@ -18,6 +18,7 @@ use super::login::due;
 use crate::store::Signal;
 use crate::util::panics::caught;
 use crate::util::pauses::Pauses;
+use crate::util::reached::Rare;
 use crate::util::trace;
 use fred::clients::Client;
 use fred::error::ErrorKind as Kind;
@@ -295,6 +296,7 @@ impl Keeper {
 
     /// Puts a fresh client in the place of the old one.
     fn replace(&mut self, served: Served<Client>) {
+        Rare::RedisClientReplaced.reached();
         self.health.replace(served.client.clone(), served.task.abort_handle());
         if self.reason == Some(Reason::Refused) {
             self.address.refusals.moved(&self.address.server_address(), &self.health);

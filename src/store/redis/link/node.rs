@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::store::Signal;
 use crate::store::redis::scripts::Script;
 use crate::store::redis::scripts::reply::Element;
+use crate::util::reached::Rare;
 use fred::clients::Client;
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::ClientLike;
@@ -161,8 +162,14 @@ impl Node {
             }
         };
         match timeout(limit / 2, up).await {
-            Ok(client) => Ok((client, limit.saturating_sub(start.elapsed()))),
-            Err(_) => Err(unsent(self.health.failure.lock().as_ref())),
+            Ok(client) => {
+                Rare::RedisWaitedForConnection.reached();
+                Ok((client, limit.saturating_sub(start.elapsed())))
+            }
+            Err(_) => {
+                Rare::RedisNotSent.reached();
+                Err(unsent(self.health.failure.lock().as_ref()))
+            }
         }
     }
 

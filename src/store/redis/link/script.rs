@@ -5,6 +5,7 @@ use crate::store::connect::remote::Replicas;
 use crate::store::redis::scripts::reply::{self, Element};
 use crate::store::redis::scripts::{Script, ScriptCall, Word};
 use crate::util::in_place::in_place;
+use crate::util::reached::Rare;
 use fred::bytes::Bytes;
 use fred::clients::Client;
 use fred::error::ErrorKind;
@@ -90,6 +91,7 @@ pub(super) async fn run(
     match pin!(send(client, "EVALSHA", name_of(script), call, timeout)).await {
         // Boxed, too.
         Err(error) if is_unknown(&error) => {
+            Rare::RedisScriptUnknown.reached();
             let reply = Box::pin(send(client, "EVAL", &script.source, call, timeout)).await;
             reply.map_err(|error| explain(script, error))
         }

@@ -24,6 +24,7 @@ use crate::store::redis::link::address::Address;
 use crate::store::redis::link::subscription::{
     Listens, Pong, Refusal, SubscriberLink, Subscription,
 };
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -256,6 +257,7 @@ impl<'a> Listener<'a> {
 
     /// Gives the connection up. The next one subscribes all awaited channels.
     fn give_up(&mut self) {
+        Rare::RedisSubscriptionSilent.reached();
         self.lost = true;
         trace::later(Level::DEBUG, || {
             || {
@@ -307,6 +309,7 @@ impl<'a> Listener<'a> {
         if error.is_unavailable() || self.work.refused.is_some() {
             return;
         }
+        Rare::RedisSubscriptionRefused.reached();
         let refused = Refused::new(&self.work.channels, &self.work.name);
         let is_first = refused.is_first;
         self.work.refused = Some(refused);

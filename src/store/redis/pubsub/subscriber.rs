@@ -22,6 +22,7 @@ use crate::store::redis::topology::Destination;
 use crate::store::redis::topology::routes::Routes;
 use crate::util::panics::{caught, run_wakers};
 use crate::util::pauses::Pauses;
+use crate::util::reached::Rare;
 use crate::util::trace;
 use std::future::{Future, pending};
 use std::pin::pin;
@@ -136,6 +137,7 @@ impl Subscriber {
         match &end {
             End::Closed(_) | End::Replaced(_) => connected.close(self.address.attempt).await,
             End::Lost => {
+                Rare::RedisSubscriptionLost.reached();
                 self.connection.is_lost();
                 self.note_age(since.elapsed());
                 connected.abort();

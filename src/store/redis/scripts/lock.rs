@@ -10,6 +10,7 @@ use crate::store::{
     Absence, Acquire, Acquired, Arrival, Fencing, HolderId, Mode, Name, Release, Released,
     RenewBatch, Renewal,
 };
+use crate::util::reached::Rare;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -246,7 +247,10 @@ impl Request for Acquire {
 
     fn unconfirmed(&self, verdict: Acquired, error: &Error) -> Result<Acquired> {
         match verdict {
-            Acquired::Granted { .. } => Err(error.clone()),
+            Acquired::Granted { .. } => {
+                Rare::RedisUnconfirmed.reached();
+                Err(error.clone())
+            }
             verdict => Ok(verdict),
         }
     }

@@ -28,6 +28,7 @@ use crate::store::redis::topology::{Connection, Connector};
 use crate::util::in_place::in_place;
 use crate::util::join::{is_one_of_several, send_with_others};
 use crate::util::panics::{caught, run_wakers};
+use crate::util::reached::Rare;
 use crate::util::runtime::spawn_on;
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -372,6 +373,7 @@ impl Driver {
             let refused = if refuse { std::mem::take(&mut slot.waiting) } else { VecDeque::new() };
             (slot.begin_collecting(), refused)
         });
+        Rare::RedisBatchRefused.reached_if(|| !refused.is_empty());
         self.stage = if collects { Stage::Collecting } else { Stage::Ended };
         refused
     }
@@ -388,6 +390,7 @@ impl Drop for Driver {
             }
             std::mem::take(&mut slot.waiting)
         });
+        Rare::RedisDriverDropped.reached_if(|| !waiting.is_empty());
         drop(waiting);
     }
 }
@@ -536,6 +539,7 @@ impl CallContext {
         refused: Error,
     ) -> Result<Vec<Element>> {
         let (script, call) = request.with_one_key(&self.codec).ok_or(refused)?;
+        Rare::RedisWithOneKey.reached();
         let left = (sent + request.timeout()).saturating_duration_since(self.clock.now());
         self.connection.run(script, call, left).await
     }
@@ -553,6 +557,7 @@ impl CallContext {
     async fn call(&self, mut items: Vec<Item>) -> Result<()> {
         // A request without a caller was never sent, so there is nothing to undo, and a release is sent again if it is
         // still needed.
+        Rare::RedisGivenUp.reached_if(|| items.iter().any(|item| item.is_given_up()));
         items.retain(|item| !item.is_given_up());
         if items.len() > 1 && items.iter().any(|item| item.is_apart()) {
             let (apart, others): (Vec<Item>, _) =
@@ -569,6 +574,7 @@ impl CallContext {
                 if self.connection.is_split(error)
                     || items.len() > 1 && reply::is_key_out_of_reach(error) =>
             {
+                Rare::RedisBatchSplit.reached();
                 items.into_iter().for_each(Queued::go_alone);
                 return Ok(());
             }

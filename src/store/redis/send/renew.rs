@@ -8,6 +8,7 @@ use crate::store::redis::scripts::keys::Keys;
 use crate::store::redis::scripts::{RW_RENEW, Script, Scripts, lock, permits, reply, rw};
 use crate::store::redis::topology::Connection;
 use crate::store::{Absence, RenewBatch, Renewal, Renewed};
+use crate::util::reached::Rare;
 use std::collections::HashMap;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -110,6 +111,7 @@ impl RenewContext {
                 if self.connection.is_split(&error)
                     || batch.items.len() > 1 && reply::is_key_out_of_reach(&error) =>
             {
+                Rare::RedisRenewalSplit.reached();
                 let left = || until.saturating_duration_since(self.clock.now());
                 Ok(self.each(batch, left).await)
             }
@@ -150,6 +152,7 @@ impl RenewContext {
         item: &Renewal,
         left: impl Fn() -> Duration,
     ) -> Result<Option<Absence>> {
+        Rare::RedisRenewalKeyByKey.reached();
         let keys = &self.keys;
         let kind = item.target.mode.kind();
         let calls = match kind {

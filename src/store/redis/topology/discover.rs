@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::redis::link::address::Address;
 use crate::store::redis::link::errors::{Failure, classify};
 use crate::store::redis::link::url::Topology;
+use crate::util::reached::Rare;
 use crate::util::sync::{Mutex, MutexGuard};
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
@@ -144,6 +145,7 @@ fn merge(mut maps: Vec<SlotMap>, known: &SlotMap) -> Option<SlotMap> {
     if maps.iter().all(|map| *map == maps[0]) {
         return maps.pop();
     }
+    Rare::RedisOwnersDiffer.reached();
     let mut agreed = SlotMap::of_cluster();
     for slot in 0..SlotMap::SLOTS {
         let named: Vec<&Server> = maps.iter().filter_map(|map| map.owner(slot)).collect();

@@ -11,6 +11,7 @@ use crate::store::redis::link::script::Ready;
 use crate::store::redis::scripts::Script;
 use crate::store::redis::scripts::reply::Element;
 use crate::util::panics::caught;
+use crate::util::reached::Rare;
 use fred::types::config::Server;
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,6 +130,7 @@ impl Fleet {
             let reply = node.run(script, &call, left, asking.is_some()).await;
             let refusal = match refusal(&reply, &server) {
                 Some(Refusal::TryAgain) if call.divisible => {
+                    Rare::RedisTryAgain.reached();
                     return reply.map_err(|failure| classify(&failure));
                 }
                 Some(refusal) => refusal,
@@ -139,17 +141,23 @@ impl Fleet {
             redirections += 1;
             let pause = match refusal {
                 Refusal::Moved(slot, server) => {
+                    Rare::RedisMoved.reached();
                     self.pool.nodes.redirected(&server);
                     self.routes.moved(slot, &server);
                     redirections > REDIRECTIONS
                 }
                 Refusal::Ask(server) => {
+                    Rare::RedisAsked.reached();
                     self.pool.nodes.redirected(&server);
                     ask = Some(server);
                     redirections > REDIRECTIONS
                 }
-                Refusal::TryAgain => true,
+                Refusal::TryAgain => {
+                    Rare::RedisTryAgain.reached();
+                    true
+                }
                 Refusal::ReadOnly => {
+                    Rare::RedisReadOnly.reached();
                     self.routes.refresh(until).await;
                     true
                 }
@@ -172,6 +180,7 @@ impl Fleet {
         let error = classify(failure);
         // Not if only this slot has no owner: the server still serves its own slots.
         if failure.details().starts_with("CLUSTERDOWN The cluster is down") {
+            Rare::RedisDistrusted.reached();
             self.routes.discovery.distrust(server);
         }
         if error.is_unavailable() || is_unsent(&error) {

@@ -11,6 +11,7 @@ use crate::store::redis::link::address::Address;
 use crate::store::redis::link::subscription::{Heard, Messages, Subscription};
 use crate::store::redis::link::url::{Sentinels, Topology};
 use crate::util::panics::{caught, run_wakers};
+use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use crate::util::trace;
 use fred::types::config::Server;
@@ -138,6 +139,7 @@ impl Routes {
         };
         run_wakers(|| self.changes.send_modify(|changes| *changes += 1));
         if failed_over {
+            Rare::RedisNewPrimary.reached();
             // Writes that the old primary did not replicate are lost, so all leases are verified.
             self.reconnects.set();
         }

@@ -13,6 +13,7 @@ use crate::store::redis::link::command::{Command, Reply};
 use crate::store::redis::link::errors::classify;
 use crate::store::redis::link::node::Node;
 use crate::store::redis::scripts::reply::malformed_reply;
+use crate::util::reached::Rare;
 use fred::types::config::Server;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -101,6 +102,7 @@ impl Walk {
                 continue;
             };
             if position.is_over(&self.connection) {
+                Rare::RedisWalkAgain.reached();
                 self.position = None;
                 continue;
             }
@@ -124,6 +126,7 @@ impl Walk {
             };
             // A cursor that was sent to a server which has restarted has skipped keys.
             if position.is_over(&self.connection) {
+                Rare::RedisWalkAgain.reached();
                 self.position = None;
                 continue;
             }

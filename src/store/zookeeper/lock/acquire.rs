@@ -23,6 +23,7 @@ use crate::store::zookeeper::session::{Session, nodes};
 use crate::store::zookeeper::tree::names::{NodeOwner, Role, record};
 use crate::store::zookeeper::tree::queue::{Queue, Standing};
 use crate::store::{Acquire, Acquired, Mode};
+use crate::util::reached::Rare;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -221,11 +222,13 @@ impl AcquireAttempt<'_> {
         };
         let (written, queue) = tokio::join!(biased; write, list);
         if written? {
+            Rare::ZooKeeperWaiterAdopted.reached();
             return match queue? {
                 Some(queue) => self.decide(own, queue).await.map(Some),
                 None => self.granted(own).map(Some),
             };
         }
+        Rare::ZooKeeperAdoptedTooLate.reached();
         self.recipe.holds.remove(name, *holder);
         waiter.requeue();
         Ok(None)
@@ -265,6 +268,7 @@ impl AcquireAttempt<'_> {
             let Some(czxid) = nodes::has_made(&self.session, &path).await? else {
                 return Err(no_session());
             };
+            Rare::ZooKeeperCreationFound.reached();
             own = OwnNode { doubtful: true, ..self.own(Some(path), czxid) };
         } else if own.path.is_none() {
             self.recipe.holds.remove(&self.request.target.name, self.request.holder);

@@ -18,6 +18,7 @@ use crate::error::Result;
 use crate::store::zookeeper::session::nodes;
 use crate::store::zookeeper::tree::names::{Child, NodeOwner, Role, record, replacement};
 use crate::store::{Acquire, Mode};
+use crate::util::reached::Rare;
 
 /// The outcome of a change of the mode.
 pub(super) enum Converted {
@@ -80,7 +81,10 @@ async fn verify(recipe: &Recipe, request: &Acquire, own: OwnNode) -> Result<Conv
             Ok(changed(recipe, request, own, Mode::Write))
         }
         _ => match read(recipe, request, own).await? {
-            Converted::Yes(_) => Ok(Converted::Refused),
+            Converted::Yes(_) => {
+                Rare::ZooKeeperUpgradeUndone.reached();
+                Ok(Converted::Refused)
+            }
             refused => Ok(refused),
         },
     }

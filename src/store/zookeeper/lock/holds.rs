@@ -8,6 +8,7 @@ use crate::clock::{Clock, Instant};
 use crate::store::zookeeper::session::{Session, nodes};
 use crate::store::zookeeper::tree::names::{Names, NodeOwner, record};
 use crate::store::{HolderId, Mode, Name};
+use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use crate::util::trace;
 use std::collections::HashMap;
@@ -165,6 +166,7 @@ impl Holds {
         loop {
             let now = self.clock.now();
             for ((name, holder), own) in self.remove_expired(now) {
+                Rare::ZooKeeperHoldExpired.reached();
                 let directory = names.lock(&name);
                 trace::later(Level::DEBUG, || {
                     move || tracing::debug!(name = name.as_str(), "not renewed; deleted")

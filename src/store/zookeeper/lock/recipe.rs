@@ -17,6 +17,7 @@ use crate::store::zookeeper::session::sessions::Sessions;
 use crate::store::zookeeper::session::{Session, nodes};
 use crate::store::zookeeper::tree::names::{Names, NodeOwner};
 use crate::store::{HolderId, Keep, Name, Release, Released};
+use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -135,7 +136,10 @@ impl Recipe {
         name: &Name,
         holder: HolderId,
     ) -> Result<bool> {
-        nodes::sweep(session, &self.names.lock(name), NodeOwner::Acquire(holder)).await
+        let owner = NodeOwner::Acquire(holder);
+        let swept = nodes::sweep(session, &self.names.lock(name), owner).await;
+        Rare::ZooKeeperSwept.reached_if(|| matches!(swept, Ok(true)));
+        swept
     }
 }
 

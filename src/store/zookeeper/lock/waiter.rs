@@ -27,6 +27,7 @@ use crate::store::zookeeper::session::{Session, nodes};
 use crate::store::zookeeper::tree::names::{NodeOwner, Role};
 use crate::store::zookeeper::tree::queue::{Queue, Standing};
 use crate::util::pauses::Pauses;
+use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use crate::util::trace;
 use std::sync::Arc;
@@ -148,7 +149,10 @@ impl Waiter {
                         tokio::time::sleep(pauses.next()).await;
                     }
                     () = current.until_over() => drop(self.reset()),
-                    () = self.requeued.notified() => drop(self.reset()),
+                    () = self.requeued.notified() => {
+                        Rare::ZooKeeperRequeued.reached();
+                        drop(self.reset());
+                    }
                 }
             }
         };
@@ -178,6 +182,7 @@ impl Waiter {
             let listed = session.now();
             let queue = in_time(self.attempt, nodes::children(session, &self.directory)).await?;
             let Some(standing) = queue.standing(node.name())? else {
+                Rare::ZooKeeperWaiterVanished.reached();
                 drop(self.reset());
                 continue;
             };
@@ -203,6 +208,7 @@ impl Waiter {
             if found.is_none()
                 && let Some(czxid) = in_time(self.attempt, nodes::has_made(session, &path)).await?
             {
+                Rare::ZooKeeperCreationFound.reached();
                 found = Some((path, czxid));
                 continue;
             }
@@ -232,6 +238,7 @@ impl Waiter {
             if queue.is_ok_and(|queue| queue.is_followed(node.name()))
                 && let Some(node) = self.give_up_turn()
             {
+                Rare::ZooKeeperTurnMissed.reached();
                 trace::later(Level::DEBUG, || {
                     let directory = self.directory.clone();
                     move || tracing::debug!(%directory, "a turn was not taken")
@@ -257,6 +264,7 @@ impl Waiter {
             let link = in_time(self.attempt, session.link()).await?;
             let watch = find(link.client.get_and_watch_data(&path));
             let Found::Yes((_, _, watcher)) = in_time(self.attempt, watch).await? else {
+                Rare::ZooKeeperGoneBeforeWatch.reached();
                 return Ok(());
             };
             if counts {
@@ -270,7 +278,10 @@ impl Waiter {
             let event = tokio::select! {
                 biased;
                 // The next link does not have this watch.
-                () = link.gone() => return Err(no_session()),
+                () = link.gone() => {
+                    Rare::ZooKeeperWatchLost.reached();
+                    return Err(no_session());
+                }
                 event = watcher.changed() => event,
             };
             // A change of its data is a new hold count, or a waiter that has its permits.
@@ -293,7 +304,10 @@ impl Waiter {
         tokio::select! {
             biased;
             // The next link does not have this watch.
-            () = link.gone() => Err(no_session()),
+            () = link.gone() => {
+                Rare::ZooKeeperWatchLost.reached();
+                Err(no_session())
+            }
             _ = watcher.changed() => Ok(()),
         }
     }

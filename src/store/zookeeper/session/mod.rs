@@ -22,6 +22,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::outage::Step;
 use crate::util::panics::run_wakers;
+use crate::util::reached::Rare;
 use crate::util::trace;
 use address::Address;
 use errors::{Found, classify, find, in_time, no_session, unreachable};
@@ -223,6 +224,7 @@ impl Session {
                             self.liveness.send_modify(|liveness| liveness.resumed(sent, answered));
                         });
                         address.outages.answered(&address.hosts);
+                        Rare::ZooKeeperSessionResumed.reached();
                         return Some(link);
                     }
                     Ok(_) => return None,

@@ -10,6 +10,7 @@ use crate::store::Signal;
 use crate::store::connect::outage::Step;
 use crate::util::panics::{caught, run_wakers};
 use crate::util::pauses::Pauses;
+use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use crate::util::trace;
 use std::convert::Infallible;
@@ -166,6 +167,7 @@ impl Keeper {
             let session = match first.take() {
                 Some(first) => first,
                 None => {
+                    Rare::ZooKeeperSessionReplaced.reached();
                     // No task may keep the session, now that it is over.
                     end_current(sender);
                     // The engine renews at once, and learns that its holds are lost.

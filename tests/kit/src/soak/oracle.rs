@@ -86,6 +86,8 @@ mod shared;
 mod steals;
 mod terms;
 
+pub use rules::LONG_RUN;
+
 use crate::soak::history::{Event, What};
 use crate::soak::leases::{Kind, Lease, Mode, Setting, leases, settings};
 use rules::Rules;

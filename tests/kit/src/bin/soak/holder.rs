@@ -14,6 +14,7 @@ use crate::random::Random;
 use crate::short_runtimes;
 use crate::starved::{self, Waits};
 use crate::worker_log::WorkerLog;
+use kit::reached::Counts;
 use kit::soak::history::{What, Words, now};
 use kit::soak::leases::Kind;
 use leasehold::{ErrorKind, Lease, LeaseManager, Lock};
@@ -22,6 +23,7 @@ use std::io::BufRead;
 use std::mem::discriminant;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -123,6 +125,7 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let backends: Option<Vec<_>> = backends.iter().map(|text| Backend::read(text)).collect();
     let backends = backends.ok_or("a store is <ttl in ms> <replicas> <names> <url>")?;
     let log = Arc::new(WorkerLog::open(who, file).map_err(|error| format!("{file}: {error}"))?);
+    write_counts(PathBuf::from(file).with_extension("reached"));
     watch_for_stalls(Arc::clone(&log));
     watch_for_starvation(Arc::clone(&log));
     let inner_faults = InnerFaults::start(Random::part(seed, WHOLE_LOG).once_in(2));
@@ -163,6 +166,17 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     }
     let process = Arc::new(process);
     runtime.block_on(process.work(seed))
+}
+
+/// Writes the rare states that were reached, again and again: a SIGKILL takes the last moments.
+fn write_counts(file: PathBuf) {
+    thread::spawn(move || {
+        loop {
+            // A full disk is found by the log.
+            let _ = Counts::of_this_process().write(&file);
+            thread::sleep(Duration::from_millis(200));
+        }
+    });
 }
 
 /// Drives it on a runtime that then ends, or unwinds: who used the managers first is not who goes on using them.

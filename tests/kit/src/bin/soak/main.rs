@@ -41,8 +41,10 @@ mod workers;
 use faults::Plan;
 use holder::linger_of;
 use kit::Server;
+use kit::reached::Counts;
 use kit::soak::history::{Event, What, Words, now};
 use kit::soak::leases::{Kind, LONGEST_KEEP};
+use kit::soak::oracle::LONG_RUN;
 use kit::soak::{history, oracle};
 use ledger::Ledger;
 use line::Line;
@@ -173,7 +175,12 @@ fn run(options: &Options) -> Result<bool, String> {
         .map_err(|error| format!("{}: {error}", picture.display()))?;
     report::print(&history, &verdict);
     println!("history and picture are in {}", dir.display());
-    Ok(verdict.findings.is_empty())
+    let reached = reached(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let part = format!("soak-{store}");
+    reached.report(&part);
+    let missing = if length.as_secs() < LONG_RUN { Vec::new() } else { reached.missing(&part) };
+    missing.iter().for_each(|state| println!("NEVER REACHED: {state}"));
+    Ok(verdict.findings.is_empty() && missing.is_empty())
 }
 
 /// An empty directory, but for what is not ours.
@@ -181,7 +188,7 @@ fn clear(dir: &Path) -> std::io::Result<()> {
     fs::create_dir_all(dir)?;
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "part") {
+        if path.extension().is_some_and(|extension| extension == "part" || extension == "reached") {
             fs::remove_file(path)?;
         }
     }
@@ -371,6 +378,19 @@ fn parts(dir: &Path) -> std::io::Result<Vec<Event>> {
         }
     }
     Ok(events)
+}
+
+/// What the holder processes have counted; their files are gone then.
+fn reached(dir: &Path) -> std::io::Result<Counts> {
+    let mut counts = Counts::default();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "reached") {
+            counts.add_from(&path)?;
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(counts)
 }
 
 fn write(dir: &Path, history: &[Event]) -> std::io::Result<()> {

@@ -81,8 +81,9 @@ impl Servers for Ensemble {
             ServerKind::Delete => {
                 let name = names[at].clone();
                 let deleted = self.once(async |look| {
-                    if let Some((node, _)) = first(&look.0, &name).await? {
-                        match look.0.delete(&node, None).await {
+                    // The second is a waiter's, mostly, which finds out when the first is gone.
+                    for node in queue(&look.0, &name).await?.iter().take(2).rev() {
+                        match look.0.delete(node, None).await {
                             // Its owner was quicker.
                             Ok(()) | Err(Error::NoNode) => {}
                             Err(error) => return Err(error),
@@ -189,11 +190,7 @@ async fn first(
     client: &zookeeper_client::Client,
     name: &str,
 ) -> Result<Option<(String, String)>, Error> {
-    let directory = directory(name);
-    let sequence = |node: &String| node.rsplit('~').next()?.parse::<i64>().ok();
-    let nodes = children(client, &directory).await?;
-    let Some(first) = nodes.into_iter().min_by_key(sequence) else { return Ok(None) };
-    let node = format!("{directory}/{first}");
+    let Some(node) = queue(client, name).await?.into_iter().next() else { return Ok(None) };
     match client.get_data(&node).await {
         Ok((data, _)) => {
             let token = record(&data).map(|(token, _)| token);
@@ -203,6 +200,15 @@ async fn first(
         Err(Error::NoNode) => Ok(Some((node, Key::UNKNOWN.to_owned()))),
         Err(error) => Err(error),
     }
+}
+
+/// The nodes of a name, in their order.
+async fn queue(client: &zookeeper_client::Client, name: &str) -> Result<Vec<String>, Error> {
+    let directory = directory(name);
+    let sequence = |node: &String| node.rsplit('~').next()?.parse::<i64>().ok();
+    let mut nodes = children(client, &directory).await?;
+    nodes.sort_by_key(sequence);
+    Ok(nodes.into_iter().map(|node| format!("{directory}/{node}")).collect())
 }
 
 /// The token and hold count that a node says.

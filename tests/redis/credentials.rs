@@ -164,6 +164,11 @@ impl Load {
         self.end.store(true, Ordering::Relaxed);
         self.task.await.expect("no panic")
     }
+
+    async fn end_without_errors(self, promise: &str) {
+        let errors = self.end().await;
+        assert!(errors.is_empty(), "{promise}: {errors:?}");
+    }
 }
 
 /// A manager that reaches its server through a proxy.
@@ -268,7 +273,7 @@ async fn connection_in_use_authenticates_before_credentials_lapse() {
     eventually(LONG, || look::subscribers(&mut look, &channel) == 1).await;
     theirs.unlock().await.expect("released");
     within(LONG, waiting).await.expect("woken");
-    assert_eq!(load.end().await.len(), 0, "nothing in flight has failed");
+    load.end_without_errors("nothing in flight has failed").await;
     held.unlock().await.expect("held to its end");
     leases.close().await.expect("closed");
     other.close().await.expect("closed");
@@ -286,7 +291,7 @@ async fn login_that_is_refused_keeps_the_connection_in_use() {
     eventually(LONG, || proxy.count("AUTH") >= logins + 6).await;
     sleep(T * 2).await;
     is_held(&held);
-    assert_eq!(load.end().await.len(), 0, "the server keeps to the login before");
+    load.end_without_errors("the server keeps to the login before").await;
     let port = proxy.port().to_string();
     let of_login = |event: &kit::trace::Traced| {
         event.field("server").ends_with(&port) && event.message().contains("cannot authenticate")
@@ -339,7 +344,7 @@ async fn provider_that_is_broken_delays_nothing_that_works() {
             load.goes_on().await;
             is_held(&held);
         }
-        assert_eq!(load.end().await.len(), 0, "{does:?}");
+        load.end_without_errors(&format!("{does:?}")).await;
         assert!(connections(&server, false).is_superset(&requests), "{does:?}");
         // Without a connection, the error names the provider. It is an outage, not a refusal.
         kill_user(&server);
@@ -371,7 +376,7 @@ async fn slow_provider_delays_a_new_connection_alone() {
     let load = Load::start(&leases);
     let asked = vault.asked().len();
     eventually(LONG, || vault.asked().len() > asked + 5).await;
-    assert_eq!(load.end().await.len(), 0);
+    load.end_without_errors("").await;
     kill_user(&server);
     locks_in_the_end(&leases, "other").await;
     is_held(&held);

@@ -10,6 +10,7 @@ mod errors;
 mod fair;
 mod fences;
 mod handoff;
+mod in_process;
 mod jobs;
 mod linger;
 mod loss;

@@ -12,6 +12,7 @@ mod judge;
 mod log;
 mod plan;
 mod runtime;
+mod scripts;
 mod server;
 mod service;
 mod share;
@@ -20,13 +21,16 @@ mod unpolled;
 mod world;
 
 use judge::Sometimes;
+use leasehold::store::Layout;
 use plan::LogFault;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use story::{run, run_with};
+use story::{Outcome, run, run_with};
 
 const SEEDS: u64 = 500;
+/// Of those that run the scripts.
+const SCRIPTED: u64 = 300;
 /// On a slow machine the run ends after this time, with fewer seeds; those that were asked for all run.
 const LONGEST: Duration = Duration::from_secs(30);
 /// Failures after which a run ends early.
@@ -74,23 +78,27 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
 }
 
+/// A story of a seed. Whether its log is kept.
+type Run = fn(u64, bool) -> Outcome;
+
 /// Tells of a failed run, with its story.
-fn report(seed: u64, failure: &str) -> ! {
+fn report(run: Run, test: &str, seed: u64, failure: &str) -> ! {
     let again = run(seed, true);
     again.log.iter().for_each(|line| println!("{line}"));
-    panic!("seed {seed}, {failure}\nrepeat it: LEASEHOLD_SEED={seed} cargo test --test simulation");
+    let repeat = format!("LEASEHOLD_SEED={seed} cargo test --test simulation {test}");
+    panic!("seed {seed}, {failure}\nrepeat it: {repeat}");
 }
 
-#[test]
-fn whatever_goes_wrong_the_promises_hold() {
+/// Runs so many seeds, or those that were asked for. Returns how often each thing happened; `None` after a single seed.
+fn run_seeds(run: Run, test: &str, seeds: u64, longest: Duration) -> Option<Vec<u64>> {
     if let Some(seed) = number("LEASEHOLD_SEED") {
         let outcome = run(seed, true);
         outcome.log.iter().for_each(|line| println!("{line}"));
         assert_eq!(outcome.failure, None, "seed {seed}");
-        return;
+        return None;
     }
     let asked = number("LEASEHOLD_SEEDS");
-    let seeds = asked.unwrap_or(SEEDS);
+    let seeds = asked.unwrap_or(seeds);
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let (next, failed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     let counts = [const { AtomicU64::new(0) }; Sometimes::ALL.len()];
@@ -99,7 +107,7 @@ fn whatever_goes_wrong_the_promises_hold() {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
-                    let late = asked.is_none() && start.elapsed() > LONGEST;
+                    let late = asked.is_none() && start.elapsed() > longest;
                     if late || failed.lock().expect("no panic").len() >= MANY {
                         return;
                     }
@@ -122,16 +130,36 @@ fn whatever_goes_wrong_the_promises_hold() {
     failed.sort();
     if let Some((seed, failure)) = failed.first() {
         let rest = failed.iter().map(|(seed, failure)| format!("\nseed {seed}, {failure}"));
-        report(*seed, &format!("{failure}; all that failed:{}", rest.collect::<String>()));
+        let all = format!("{failure}; all that failed:{}", rest.collect::<String>());
+        report(run, test, *seed, &all);
     }
     let seeds = next.load(Ordering::Relaxed).min(seeds);
     let time = start.elapsed().as_secs_f64();
     println!("{seeds} seeds in {time:.1} s, {:.0} in a second", seeds as f64 / time);
+    let mut sums = Vec::new();
     for (what, count) in Sometimes::ALL.iter().zip(&counts) {
         let count = count.load(Ordering::Relaxed);
         println!("{what:?}: {count}");
         assert!(count > 0 || seeds < 1000, "{what:?} never happened");
+        sums.push(count);
     }
+    Some(sums)
+}
+
+#[test]
+fn whatever_goes_wrong_the_promises_hold() {
+    run_seeds(run, "whatever_goes_wrong", SEEDS, LONGEST);
+}
+
+/// The layout that the scripts of a seed have.
+fn layout_of(seed: u64) -> Layout {
+    if seed.is_multiple_of(4) { Layout::Plain } else { Layout::Redisson }
+}
+
+#[test]
+fn the_scripts_decide_as_the_server_does() {
+    let scripted = |seed, log| run_with(seed, log, |plan| plan.run_scripts(layout_of(seed)));
+    run_seeds(scripted, "the_scripts", SCRIPTED, LONGEST / 2);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The choices that a seed makes before the run begins.
 
 use super::dice::Dice;
+use leasehold::store::Layout;
 use std::time::Duration;
 
 /// One possession of a name: whose, and the number of its token.
@@ -59,6 +60,8 @@ pub struct Plan {
     pub services: u64,
     /// Chance for those.
     pub serves: Dice,
+    /// Requests run the scripts of this layout. Only in stories of their own.
+    pub scripts: Option<Layout>,
 }
 
 /// What writing a line of the log does.
@@ -187,6 +190,15 @@ impl Plan {
             shares,
             services,
             serves,
+            scripts: None,
+        }
+    }
+
+    /// Has requests run the scripts. Plain locks have neither modes nor holds that rest.
+    pub fn run_scripts(&mut self, layout: Layout) {
+        self.scripts = Some(layout);
+        if layout == Layout::Plain {
+            (self.sharers, self.linger) = (0, None);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The server in this process that the simulation uses, beside a real one: the same commands, and the scripts themselves, have
 //! the same replies on both, but for the time that passes between the two.
 
-use super::{Form, LuaFile, compose};
+use super::script_of;
 use kit::lua::LuaServer;
 use kit::{Reply, Resp, Server};
 
@@ -10,8 +10,6 @@ const CALLS: u64 = 150;
 
 /// How many microseconds may be between what two servers say of the time.
 const APART: f64 = 10_000_000.0;
-
-static FILES: &[LuaFile] = &lua_files!("../../src/store/redis/scripts/");
 
 struct Dice(u64);
 
@@ -370,7 +368,7 @@ const COMMAND: &str = "return redis.pcall(unpack(ARGV))";
 fn text_of(asked: &Asked) -> String {
     match asked.script {
         "command" => COMMAND.to_owned(),
-        name => compose(FILES, name, Form { layout: asked.layout, publish: "publish" }),
+        name => script_of(asked.layout, name),
     }
 }
 

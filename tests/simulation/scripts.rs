@@ -4,11 +4,11 @@
 use super::server::Server;
 use kit::lua::{Answer, Data, Field, Keyspace, LuaServer, Message};
 use leasehold::store::{
-    Acquire, Acquired, Annotate, ConnectOptions, ForceRelease, HolderId, Inspect, Inspection,
-    InProcessServer, Layout, Name, Release, Released, RenewBatch, Renewed, ServerReply, Store, RedisStore,
-    Want,
+    Acquire, Acquired, Annotate, ConnectOptions, Ends, ForceRelease, HolderId, InProcessServer,
+    Inspect, Inspection, Layout, Mode, Name, RedisStore, Release, Released, RenewBatch, Renewed,
+    ServerReply, Store, StoreFuture, Target, Want,
 };
-use leasehold::Result;
+use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::{Arc, mpsc};
@@ -28,6 +28,8 @@ pub struct Scripts {
     replica: Keyspace,
     /// For each manager, the id that it has here: the same in each run of a seed.
     managers: BTreeMap<Uuid, Uuid>,
+    /// The number of requests that could share a call with others.
+    shareable: u64,
 }
 
 /// What became of a request.
@@ -54,7 +56,7 @@ impl Scripts {
             drop(store);
         });
         let (replica, managers) = (Keyspace::default(), BTreeMap::new());
-        Self { layout, server, jobs, replica, managers }
+        Self { layout, server, jobs, replica, managers, shareable: 0 }
     }
 
     /// Asks the store at a time of the server's clock, while channels have so many listeners.
@@ -113,6 +115,12 @@ impl Scripts {
     ) -> Heard<Acquired> {
         let mut request = request.clone();
         request.holder = self.holder(client, request.holder);
+        if request.target.mode == Mode::Exclusive && self.is_in_a_crowd() {
+            let crowd = Crowd { number: self.shareable, alike: request.clone() };
+            return self.ask(server, now, move |store| {
+                Box::pin(crowd.around(store, move |store| store.acquire(request)))
+            });
+        }
         self.ask(server, now, move |store| store.acquire(request))
     }
 
@@ -125,7 +133,22 @@ impl Scripts {
     ) -> Heard<Released> {
         let mut request = request.clone();
         request.holder = self.holder(client, request.holder);
+        let shares = request.target.mode == Mode::Exclusive && request.keep.is_none();
+        if shares && request.ends == Ends::Hold && self.is_in_a_crowd() {
+            let (target, timeout) = (request.target.clone(), request.timeout);
+            let alike = Acquire::new(target, request.holder, timeout * 10, timeout);
+            let crowd = Crowd { number: self.shareable, alike };
+            return self.ask(server, now, move |store| {
+                Box::pin(crowd.around(store, move |store| store.release(request)))
+            });
+        }
         self.ask(server, now, move |store| store.release(request))
+    }
+
+    /// Whether the next request shares its call with others.
+    fn is_in_a_crowd(&mut self) -> bool {
+        self.shareable += 1;
+        self.shareable.is_multiple_of(3)
     }
 
     pub fn renew(
@@ -235,6 +258,61 @@ impl Scripts {
         let mut state = self.server.state();
         state.keys.now = server.clock(now);
         look(&mut state.keys)
+    }
+}
+
+/// Requests of two strangers, for a name that is free, around one of the story. The store sends them in one call, but for the first.
+struct Crowd {
+    /// No other crowd has it.
+    number: u64,
+    /// What their acquires are like.
+    alike: Acquire,
+}
+
+impl Crowd {
+    async fn around<T>(
+        self,
+        store: Arc<RedisStore>,
+        ask: impl FnOnce(&RedisStore) -> StoreFuture<T>,
+    ) -> Result<T> {
+        let Self { number, alike } = self;
+        let target = Target::exclusive(Name::new(&format!("x{number}")).expect("a good name"));
+        let acquire = |holder: u128, longer: u32| {
+            let mut request = alike.clone();
+            request.target = target.clone();
+            request.holder = HolderId::new(Uuid::from_u128(holder << 120 | 4 << 76 | 8 << 60), number);
+            request.ttl *= longer;
+            request
+        };
+        let (one, other) = (acquire(1, 1), acquire(2, 2));
+        let release = |of: &Acquire, count| {
+            store.release(Release::new(target.clone(), of.holder, count, of.timeout))
+        };
+        let first = store.acquire(one.clone());
+        let refused = store.acquire(other.clone());
+        let asked = ask(&store);
+        let (counted, released) = (release(&one, 2), release(&one, 0));
+        let next = store.acquire(other.clone());
+        let last = release(&other, 0);
+        let (first, refused, verdict, counted, released, next, last) =
+            tokio::join!(first, refused, asked, counted, released, next, last);
+        let done = |release: &Result<Released>| matches!(release, Ok(Released::Done { .. }));
+        let fence = |grant: &Result<Acquired>| match grant {
+            Ok(Acquired::Granted { fence, .. }) => Some(*fence),
+            _ => None,
+        };
+        let block = alike.fencing.map(|fencing| u64::from(fencing.block));
+        let grows = match (fence(&first), fence(&next)) {
+            (Some(None), Some(None)) => block.is_none(),
+            (Some(Some(first)), Some(Some(next))) => block.is_some_and(|block| next >= first + block),
+            _ => false,
+        };
+        let held = matches!(refused, Ok(Acquired::Held { .. }));
+        if held && grows && done(&counted) && done(&released) && done(&last) {
+            return verdict;
+        }
+        let heard = format!("{first:?} {refused:?} {counted:?} {released:?} {next:?} {last:?}");
+        Err(Error::new(ErrorKind::Protocol, format!("strangers in one call heard {heard}")))
     }
 }
 

@@ -18,7 +18,7 @@ use leasehold::store::{
     Want,
 };
 use leasehold::{Error, ErrorKind, Result};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::pending;
 use std::sync::mpsc::Receiver;
@@ -50,8 +50,6 @@ pub struct Inner {
     pub server: Server,
     /// What runs the requests instead, beside the server.
     scripts: Option<Scripts>,
-    /// Whose holds were forced open.
-    forced: HashSet<HolderId>,
     pub judge: Judge,
     links: Vec<Link>,
     dice: Dice,
@@ -130,7 +128,6 @@ impl World {
         let inner = Inner {
             server,
             scripts,
-            forced: HashSet::new(),
             judge: Judge::new(keep_log),
             links: Vec::new(),
             dice,

@@ -12,7 +12,7 @@
 //!    new one.
 //! 5. The time that is left of another's hold of a read-write lock is that of the hash.
 //! 6. The first acquire of permits makes the semaphore, and wakes clients that came before there was one.
-//! 7. A description is deleted for whom it is of, also after the hold.
+//! 7. A description outlives the hold, and is deleted for whom it is of, also after it.
 
 use super::{Inner, World};
 use crate::plan::HoldId;
@@ -257,7 +257,7 @@ impl Inner {
                 };
                 let verdicts = items.iter().zip(verdicts);
                 let verdicts: Vec<_> =
-                    verdicts.map(|(item, heard)| self.renewed(now, item, batch, heard)).collect();
+                    verdicts.map(|(item, heard)| self.renewed(now, client, item, batch, heard)).collect();
                 for item in &items {
                     self.look(&mut scripts, &item.target, now);
                 }
@@ -280,6 +280,7 @@ impl Inner {
     fn renewed(
         &mut self,
         now: u64,
+        client: usize,
         item: &Renewal,
         batch: &RenewBatch,
         heard: Result<Option<Absence>>,
@@ -307,7 +308,9 @@ impl Inner {
         let same = match (&heard, known) {
             (Ok(heard), known) if *heard == known => true,
             // 3.
-            (Ok(Some(Absence::Forced)), Some(_)) => self.forced.contains(&item.holder),
+            (Ok(Some(Absence::Forced)), Some(_)) => {
+                self.judge.forced.contains(&(client, item.holder.number()))
+            }
             // 2.
             (Ok(Some(_)), None) if is_reader && *mode == Mode::Write => {
                 self.server.restore(before);
@@ -343,7 +346,8 @@ impl Inner {
         let name = &request.target.name;
         let entries = self.server.holders(name, now);
         let known = Inspection::new(entries.iter().cloned().map(|entry| entry.info(now)));
-        if entries.iter().any(|entry| entry.mode != Mode::Exclusive) {
+        let shared = entries.iter().any(|entry| entry.mode != Mode::Exclusive);
+        if shared || request.target.mode != Mode::Exclusive {
             return known;
         }
         let Some(scripts) = self.lend() else { return known };
@@ -395,10 +399,9 @@ impl Inner {
     pub(super) fn force(&mut self, now: u64, request: &ForceRelease) -> Vec<HoldId> {
         let name = &request.target.name;
         let had_ghosts = self.server.has_ghosts(name, now);
-        let entries = self.server.holders(name, now);
         let held = self.server.delete(name, now);
         let Some(mut scripts) = self.lend() else { return held };
-        self.forced.extend(entries.iter().map(|entry| entry.token));
+        self.judge.forced.extend(&held);
         let heard = scripts.force(&self.server, now, request.clone());
         let same = heard.verdict.as_ref().ok() == Some(&!held.is_empty());
         if !same && !had_ghosts || !wakes(name, &heard.published) {
@@ -502,6 +505,7 @@ fn same_info(heard: &HolderInfo, known: &HolderInfo, layout: Layout) -> bool {
         (one, other) => one.is_none() && other.is_none(),
     };
     let revision = |info: &HolderInfo| info.metadata.as_ref().map(|metadata| metadata.revision);
-    let told = revision(heard) == revision(known);
+    // 7.
+    let told = known.metadata.is_none() || revision(heard) == revision(known);
     heard.holder == known.holder && (heard.closed.is_some() || counted && told) && closed
 }

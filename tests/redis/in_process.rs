@@ -388,7 +388,7 @@ fn alike(one: &Reply, other: &Reply) -> bool {
 }
 
 fn near(one: f64, other: f64) -> bool {
-    let apart = if one.abs() > 1e14 { APART } else { APART / 1000.0 };
+    let apart = if one.abs() > 1e8 { APART } else { APART / 1000.0 };
     one == other || one.abs() > 100_000.0 && (one - other).abs() < apart
 }
 

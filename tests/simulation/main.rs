@@ -5,6 +5,7 @@
 //! One seed is one run, entirely. `LEASEHOLD_SEED=n` repeats one and prints what happened in it;
 //! `LEASEHOLD_SEEDS=n` runs so many.
 
+mod breaks;
 mod caller;
 mod dice;
 mod hand;

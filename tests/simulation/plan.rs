@@ -61,7 +61,21 @@ pub struct Plan {
     /// Chance for those.
     pub serves: Dice,
     /// Requests run the scripts of this layout. Only in stories of their own.
-    pub scripts: Option<Layout>,
+    pub scripts: Option<ScriptPlan>,
+}
+
+/// Which scripts run.
+#[derive(Clone, Copy)]
+pub struct ScriptPlan {
+    pub layout: Layout,
+    pub broken: Option<Break>,
+}
+
+/// A part of a script, and what it has instead.
+#[derive(Clone, Copy, Debug)]
+pub struct Break {
+    pub text: &'static str,
+    pub wrong: &'static str,
 }
 
 /// What writing a line of the log does.
@@ -194,9 +208,15 @@ impl Plan {
         }
     }
 
+    /// Has requests run scripts of which one is wrong.
+    pub fn run_broken_scripts(&mut self, layout: Layout, broken: Break) {
+        self.run_scripts(layout);
+        self.scripts.iter_mut().for_each(|scripts| scripts.broken = Some(broken));
+    }
+
     /// Has requests run the scripts. Plain locks have neither modes nor holds that rest.
     pub fn run_scripts(&mut self, layout: Layout) {
-        self.scripts = Some(layout);
+        self.scripts = Some(ScriptPlan { layout, broken: None });
         if layout == Layout::Plain {
             (self.sharers, self.linger) = (0, None);
         }

@@ -1,6 +1,7 @@
 //! The Redis store in the simulation: each request, as the store writes it, runs the real scripts in a server of this process,
 //! and the store reads the reply. Its keys end by the clock of the simulated server.
 
+use super::plan::{Break, ScriptPlan};
 use super::server::Server;
 use kit::lua::{Answer, Data, Field, Keyspace, LuaServer, Message};
 use leasehold::store::{
@@ -40,10 +41,11 @@ pub struct Heard<T> {
 }
 
 impl Scripts {
-    pub fn new(layout: Layout) -> Self {
+    pub fn new(plan: ScriptPlan) -> Self {
+        let ScriptPlan { layout, broken } = plan;
         let server = Arc::new(LuaServer::new());
         let (jobs, asked) = mpsc::channel::<Job>();
-        let asks = in_process(Arc::clone(&server));
+        let asks = in_process(Arc::clone(&server), broken);
         let options = ConnectOptions::new().layout(layout);
         std::thread::spawn(move || {
             let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
@@ -346,14 +348,20 @@ pub fn channels_of(name: &str) -> [Vec<u8>; 3] {
         .map(|kind| format!("{kind}{{{name}}}").into_bytes())
 }
 
-fn in_process(server: Arc<LuaServer>) -> InProcessServer {
+fn in_process(server: Arc<LuaServer>, broken: Option<Break>) -> InProcessServer {
     Arc::new(move |words| {
         let [name, rest @ ..] = &words[..] else { return ServerReply::Nil };
         let answer = match (&name[..], rest) {
             (b"EVAL", [script, count, rest @ ..]) => {
                 let count = String::from_utf8_lossy(count).parse().expect("the number of keys");
                 let (keys, arguments) = rest.split_at(count);
-                server.eval(&String::from_utf8_lossy(script), keys, arguments)
+                let script = String::from_utf8_lossy(script);
+                match &broken {
+                    Some(Break { text, wrong }) if script.contains(text) => {
+                        server.eval(&script.replace(text, wrong), keys, arguments)
+                    }
+                    _ => server.eval(&script, keys, arguments),
+                }
             }
             _ => server.command(&words),
         };

@@ -424,6 +424,20 @@ impl Server {
         self.data = self.replica.clone();
     }
 
+    /// A request that was refused waits, if it says that it does.
+    pub fn wait(&mut self, now: u64, request: &Acquire, hold: HoldId) {
+        let (name, clock) = (&request.target.name, self.clock(now));
+        if let (Some(place), Some(side)) = (request.arrival, side(request.target.mode)) {
+            self.queue(name, side, place, (hold, clock));
+        }
+    }
+
+    /// Whether a holder has a name to write.
+    pub fn is_writer(&mut self, name: &Name, token: HolderId, now: u64) -> bool {
+        let mut entries = self.of_name(name, now).iter();
+        entries.any(|entry| entry.token == token && entry.mode == Mode::Write)
+    }
+
     pub fn copy(&self) -> Copy {
         Copy(self.data.clone())
     }

@@ -624,7 +624,8 @@ impl Store for Client {
     fn capabilities(&self) -> Capabilities {
         let can = Capabilities::default().with_renewal_batch(self.world.plan.batch);
         let can = can.with_keeps(true).with_lingers(true);
-        if self.world.plan.scripts == Some(Layout::Plain) {
+        let layout = self.world.plan.scripts.map(|scripts| scripts.layout);
+        if layout == Some(Layout::Plain) {
             return can.with_counts(false).with_lingers(false);
         }
         let permits = Mode::Permits { size: 1, take: 1 };

@@ -13,6 +13,7 @@
 //! 5. The time that is left of another's hold of a read-write lock is that of the hash.
 //! 6. The first acquire of permits makes the semaphore, and wakes clients that came before there was one.
 //! 7. A description outlives the hold, and is deleted for whom it is of, also after it.
+//! 8. A late copy of the request of a reader that writes by now hears of the last token of the writer. Its caller had its reply.
 
 use super::{Inner, World};
 use crate::plan::HoldId;
@@ -73,6 +74,9 @@ impl Inner {
             // 1.
             self.server.revive(name, ghost, now, request.ttl);
         }
+        let late_reader = request.target.mode == Mode::Read
+            && !request.converts
+            && self.server.is_writer(name, request.holder, now);
         let before = self.server.copy();
         let last = self.server.last_fence(name);
         let (expected, mut deed) = self.server.acquire(now, sent, request, hold);
@@ -93,6 +97,8 @@ impl Inner {
                 let block = if request.target.mode == Mode::Read { 1 } else { block };
                 match (fence, known) {
                     (None, None) => {}
+                    // 8.
+                    (Some(_), Some(_)) if late_reader => {}
                     (Some(fence), Some(known)) => {
                         let read = request.target.mode == Mode::Read;
                         let fresh = fence > last && (deed != Deed::Again || read);
@@ -137,6 +143,7 @@ impl Inner {
                 if had_ghosts && request.target.mode == Mode::Write =>
             {
                 self.server.restore(before);
+                self.server.wait(now, request, hold);
                 deed = Deed::Nothing;
                 verdict
             }

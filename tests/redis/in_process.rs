@@ -94,13 +94,45 @@ impl Author {
         let lock = self.lock();
         let holder = self.holder();
         let own = &[
-            "acquire_alone", "acquire_all", "batch", "reserve", "renew", "inspect", "annotate", "release_alone", "force",
-            "release_keep", "steal", "want", "note_read", "metadata", "describe", "owner", "release_alone", "acquire_alone",
+            "acquire_alone",
+            "acquire_all",
+            "batch",
+            "reserve",
+            "renew",
+            "inspect",
+            "annotate",
+            "release_alone",
+            "force",
+            "release_keep",
+            "steal",
+            "want",
+            "note_read",
+            "metadata",
+            "describe",
+            "owner",
+            "release_alone",
+            "acquire_alone",
         ][..];
         let others = &[
-            "line_acquire", "line_release", "line_leave", "line_inspect", "rest_yield", "rw_acquire", "rw_acquire",
-            "rw_release", "rw_renew", "rw_force", "rw_leave", "rw_inspect", "permits_acquire", "permits_acquire",
-            "permits_release", "permits_renew", "permits_force", "permits_resize", "permits_inspect",
+            "line_acquire",
+            "line_release",
+            "line_leave",
+            "line_inspect",
+            "rest_yield",
+            "rw_acquire",
+            "rw_acquire",
+            "rw_release",
+            "rw_renew",
+            "rw_force",
+            "rw_leave",
+            "rw_inspect",
+            "permits_acquire",
+            "permits_acquire",
+            "permits_release",
+            "permits_renew",
+            "permits_force",
+            "permits_resize",
+            "permits_inspect",
         ][..];
         let known = own.len() as u64 + if plain { 0 } else { others.len() as u64 };
         let drawn = self.dice.below(known) as usize;
@@ -126,7 +158,8 @@ impl Author {
             6 => format!("{}:timeout", derived("", &lock)),
             _ => derived("leasehold_sizes:", &lock),
         };
-        let number = self.dice.pick(&["0", "3", "-2", "1.5", "9007199254740991", "x", "1e3", "+7", "007"]);
+        let number =
+            self.dice.pick(&["0", "3", "-2", "1.5", "9007199254740991", "x", "1e3", "+7", "007"]);
         let field = self.dice.pick(&["mode", "f", "g", "h"]);
         let other = self.dice.pick(&["f", "g", "h"]);
         let ttl = self.dice.pick(&["200000", "500000", "-1", "0", "x", "9223372036854775807"]);
@@ -203,9 +236,9 @@ impl Author {
             }
             "acquire_all" => {
                 let locks = ["a", "b"];
-                let keys = locks.iter().flat_map(|lock| {
-                    [Some(lock.to_string()), fenced.then(|| Self::fence(lock))]
-                });
+                let keys = locks
+                    .iter()
+                    .flat_map(|lock| [Some(lock.to_string()), fenced.then(|| Self::fence(lock))]);
                 let mut words = vec![ttl];
                 words.extend(if fenced { fencing } else { texts(["0", "0"]) });
                 words.push(self.dice.pick(&MANAGERS));
@@ -303,9 +336,7 @@ impl Author {
             }
             "permits_force" => (semaphore(), Vec::new()),
             "permits_resize" => (semaphore(), vec![size, self.dice.pick(&RETENTIONS)]),
-            "permits_inspect" => {
-                (semaphore()[..2].to_vec(), vec![channel, "NUMSUB".to_owned()])
-            }
+            "permits_inspect" => (semaphore()[..2].to_vec(), vec![channel, "NUMSUB".to_owned()]),
             other => panic!("no words for {other}"),
         };
         Asked { script, layout: "", keys, words }
@@ -382,7 +413,9 @@ fn alike(one: &Reply, other: &Reply) -> bool {
             one.len() == other.len() && pairs.all(|(one, other)| alike(one, other))
         }
         // Where in a script it happened does not count.
-        (Reply::Error(one), Reply::Error(other)) => without_position(one) == without_position(other),
+        (Reply::Error(one), Reply::Error(other)) => {
+            without_position(one) == without_position(other)
+        }
         _ => one == other,
     }
 }
@@ -481,7 +514,9 @@ fn compare(seed: u64, layout: &'static str, server: &Server) -> u64 {
             }
         }
         refused += u64::from(ours.error().is_some());
-        let what = || format!("seed {seed}, call {at}: {} {:?} {:?}", asked.script, asked.keys, asked.words);
+        let what = || {
+            format!("seed {seed}, call {at}: {} {:?} {:?}", asked.script, asked.keys, asked.words)
+        };
         assert!(alike(&ours, &theirs), "{}\nreal {theirs:?}\nours {ours:?}", what());
         for key in stub.state().keys.names() {
             let key = String::from_utf8(key).expect("a text");

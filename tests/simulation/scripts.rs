@@ -282,7 +282,8 @@ impl Crowd {
         let acquire = |holder: u128, longer: u32| {
             let mut request = alike.clone();
             request.target = target.clone();
-            request.holder = HolderId::new(Uuid::from_u128(holder << 120 | 4 << 76 | 8 << 60), number);
+            request.holder =
+                HolderId::new(Uuid::from_u128(holder << 120 | 4 << 76 | 8 << 60), number);
             request.ttl *= longer;
             request
         };
@@ -306,7 +307,9 @@ impl Crowd {
         let block = alike.fencing.map(|fencing| u64::from(fencing.block));
         let grows = match (fence(&first), fence(&next)) {
             (Some(None), Some(None)) => block.is_none(),
-            (Some(Some(first)), Some(Some(next))) => block.is_some_and(|block| next >= first + block),
+            (Some(Some(first)), Some(Some(next))) => {
+                block.is_some_and(|block| next >= first + block)
+            }
             _ => false,
         };
         let held = matches!(refused, Ok(Acquired::Held { .. }));

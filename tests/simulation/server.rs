@@ -246,7 +246,10 @@ impl Server {
     /// The manager that has a name, if a hold may rest there.
     pub fn lingering(&mut self, name: &Name, now: u64) -> Option<Uuid> {
         let entries = self.of_name(name, now);
-        let holder = entries.iter().find(|entry| entry.mode == Mode::Exclusive && entry.closed.is_none())?.token;
+        let holder = entries
+            .iter()
+            .find(|entry| entry.mode == Mode::Exclusive && entry.closed.is_none())?
+            .token;
         holder.lingers().then(|| holder.manager())
     }
 

@@ -13,9 +13,9 @@ use beside::Let;
 use leasehold::clock::Clock;
 use leasehold::store::{
     About, Absence, Acquire, Acquired, Annotate, Arrival, Capabilities, Ends, ForceRelease, Hint,
-    HolderId, Inbox, InboxSender, Inspect, Inspection, Layout, Mode, Name, Release, Released, RenewBatch,
-    RenewCall, Renewal, Renewed, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
-    Want,
+    HolderId, Inbox, InboxSender, Inspect, Inspection, Layout, Mode, Name, Release, Released,
+    RenewBatch, RenewCall, Renewal, Renewed, Signal, Store, StoreFuture, Target, Topic, Uptime,
+    Wait, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -758,9 +758,7 @@ impl Store for Client {
             _ => return Err(request.unsupported()),
         }
         let limit = request.timeout;
-        let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
-            inner.inspect(now, &request)
-        };
+        let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| inner.inspect(now, &request);
         self.call(String::new(), None, Sort::Passed, limit, run, |_, _, _| ()).await
     }
 

@@ -210,13 +210,7 @@ impl Inner {
     }
 
     /// Gives up the place of a waiter.
-    pub(super) fn leave(
-        &mut self,
-        world: &Arc<World>,
-        now: u64,
-        request: &Release,
-        hold: HoldId,
-    ) {
+    pub(super) fn leave(&mut self, world: &Arc<World>, now: u64, request: &Release, hold: HoldId) {
         let Target { name, mode, .. } = &request.target;
         let expected = self.server.leave(now, name, *mode, hold);
         let mut wakes = expected;
@@ -263,8 +257,9 @@ impl Inner {
                     }
                 };
                 let verdicts = items.iter().zip(verdicts);
-                let verdicts: Vec<_> =
-                    verdicts.map(|(item, heard)| self.renewed(now, client, item, batch, heard)).collect();
+                let verdicts: Vec<_> = verdicts
+                    .map(|(item, heard)| self.renewed(now, client, item, batch, heard))
+                    .collect();
                 for item in &items {
                     self.look(&mut scripts, &item.target, now);
                 }
@@ -385,7 +380,8 @@ impl Inner {
         let heard = scripts.want(&self.server, now, request.clone());
         let known = self.server.lingering(name, now);
         if heard.verdict.as_ref().ok() != Some(&known.is_some()) {
-            self.judge.fail(now, format_args!("{:?}, not {known:?}, to {request:?}", heard.verdict));
+            self.judge
+                .fail(now, format_args!("{:?}, not {known:?}, to {request:?}", heard.verdict));
         }
         let manager = heard.published.iter().find_map(|message| {
             let channel = String::from_utf8_lossy(&message.channel);

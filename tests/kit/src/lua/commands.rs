@@ -81,10 +81,7 @@ impl State {
 
     fn time(&self) -> Answer {
         let (seconds, micros) = (self.keys.now / 1_000_000, self.keys.now % 1_000_000);
-        Answer::List(vec![
-            Answer::bulk(seconds.to_string()),
-            Answer::bulk(micros.to_string()),
-        ])
+        Answer::List(vec![Answer::bulk(seconds.to_string()), Answer::bulk(micros.to_string())])
     }
 
     /// The server has been up since its clock began.
@@ -109,11 +106,7 @@ impl State {
         Ok(Answer::List(words[1..].iter().flat_map(count).collect()))
     }
 
-    fn count(
-        &mut self,
-        keys: &[Vec<u8>],
-        counts: impl Fn(&mut Self, &[u8]) -> bool,
-    ) -> Answer {
+    fn count(&mut self, keys: &[Vec<u8>], counts: impl Fn(&mut Self, &[u8]) -> bool) -> Answer {
         let mut count = 0;
         for key in keys {
             count += i64::from(counts(self, key));

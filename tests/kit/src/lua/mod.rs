@@ -12,9 +12,7 @@ mod number;
 pub use keyspace::{Data, Field, Keyspace, Scored};
 
 use crate::Reply;
-use mlua::{
-    Error, Function, IntoLua, Lua, LuaOptions, MultiValue, StdLib, Table, Value, Variadic,
-};
+use mlua::{Error, Function, IntoLua, Lua, LuaOptions, MultiValue, StdLib, Table, Value, Variadic};
 use number::of_double;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -158,9 +158,9 @@ fn layout_of(seed: u64) -> Layout {
 }
 
 #[test]
-fn the_scripts_decide_as_the_server_does() {
+fn scripts_decide_as_the_simulated_server_does() {
     let scripted = |seed, log| run_with(seed, log, |plan| plan.run_scripts(layout_of(seed)));
-    run_seeds(scripted, "the_scripts", SCRIPTED, LONGEST / 2);
+    run_seeds(scripted, "scripts_decide", SCRIPTED, LONGEST / 2);
 }
 
 #[test]

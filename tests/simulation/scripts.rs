@@ -117,10 +117,10 @@ impl Scripts {
     ) -> Heard<Acquired> {
         let mut request = request.clone();
         request.holder = self.holder(client, request.holder);
-        if request.target.mode == Mode::Exclusive && self.is_in_a_crowd() {
-            let crowd = Crowd { number: self.shareable, alike: request.clone() };
+        if request.target.mode == Mode::Exclusive && self.is_among_strangers() {
+            let strangers = Strangers { number: self.shareable, alike: request.clone() };
             return self.ask(server, now, move |store| {
-                Box::pin(crowd.around(store, move |store| store.acquire(request)))
+                Box::pin(strangers.around(store, move |store| store.acquire(request)))
             });
         }
         self.ask(server, now, move |store| store.acquire(request))
@@ -136,19 +136,19 @@ impl Scripts {
         let mut request = request.clone();
         request.holder = self.holder(client, request.holder);
         let shares = request.target.mode == Mode::Exclusive && request.keep.is_none();
-        if shares && request.ends == Ends::Hold && self.is_in_a_crowd() {
+        if shares && request.ends == Ends::Hold && self.is_among_strangers() {
             let (target, timeout) = (request.target.clone(), request.timeout);
             let alike = Acquire::new(target, request.holder, timeout * 10, timeout);
-            let crowd = Crowd { number: self.shareable, alike };
+            let strangers = Strangers { number: self.shareable, alike };
             return self.ask(server, now, move |store| {
-                Box::pin(crowd.around(store, move |store| store.release(request)))
+                Box::pin(strangers.around(store, move |store| store.release(request)))
             });
         }
         self.ask(server, now, move |store| store.release(request))
     }
 
     /// Whether the next request shares its call with others.
-    fn is_in_a_crowd(&mut self) -> bool {
+    fn is_among_strangers(&mut self) -> bool {
         self.shareable += 1;
         self.shareable.is_multiple_of(3)
     }
@@ -264,14 +264,14 @@ impl Scripts {
 }
 
 /// Requests of two strangers, for a name that is free, around one of the story. The store sends them in one call, but for the first.
-struct Crowd {
-    /// No other crowd has it.
+struct Strangers {
+    /// No others have it.
     number: u64,
     /// What their acquires are like.
     alike: Acquire,
 }
 
-impl Crowd {
+impl Strangers {
     async fn around<T>(
         self,
         store: Arc<RedisStore>,

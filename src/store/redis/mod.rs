@@ -276,7 +276,8 @@ impl RedisStore {
     pub fn in_process(options: &ConnectOptions, server: InProcessServer) -> Result<Self> {
         let Common { ttl, attempt, remote, .. } = options.common()?;
         let address = Address::parse("redis://in-process", &remote, ttl, attempt)?;
-        let (keys, layout) = (Keys::new(&address.prefix), address.layout);
+        let keys = Keys::new(&address.prefix);
+        let layout = address.layout;
         let scripts = Scripts::of(layout, false);
         let reconnects = Signal::new();
         let connection = Connection::InProcess(server);

@@ -509,6 +509,6 @@ fn same_info(heard: &HolderInfo, known: &HolderInfo, layout: Layout) -> bool {
     };
     let revision = |info: &HolderInfo| info.metadata.as_ref().map(|metadata| metadata.revision);
     // 7.
-    let told = known.metadata.is_none() || revision(heard) == revision(known);
-    heard.holder == known.holder && (heard.closed.is_some() || counted && told) && closed
+    let described = known.metadata.is_none() || revision(heard) == revision(known);
+    heard.holder == known.holder && (heard.closed.is_some() || counted && described) && closed
 }

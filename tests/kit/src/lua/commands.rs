@@ -239,7 +239,7 @@ impl State {
         }
         let wrong = "ERR value is not a valid float";
         let scored = |pair: &[Vec<u8>]| {
-            score(&pair[0], wrong).map(|score| Scored { score, member: pair[1].clone() })
+            score(&pair[0], wrong).map(|score| Scored { score, element: pair[1].clone() })
         };
         let all: Vec<_> = words.chunks(2).map(scored).collect::<Result<_, _>>()?;
         if self.keys.sorted(key)?.is_none() {
@@ -248,37 +248,37 @@ impl State {
             }
             self.keys.put(key, Data::Sorted(Vec::new()));
         }
-        let members = self.keys.sorted(key)?.expect("it was made");
+        let elements = self.keys.sorted(key)?.expect("it was made");
         let mut added = 0;
         for one in all {
-            match members.iter_mut().find(|other| other.member == one.member) {
+            match elements.iter_mut().find(|other| other.element == one.element) {
                 Some(other) => other.score = one.score,
                 None if xx => {}
                 None => {
                     added += 1;
-                    members.push(one);
+                    elements.push(one);
                 }
             }
         }
-        members.sort_by(|one, other| {
-            one.score.total_cmp(&other.score).then_with(|| one.member.cmp(&other.member))
+        elements.sort_by(|one, other| {
+            one.score.total_cmp(&other.score).then_with(|| one.element.cmp(&other.element))
         });
         Ok(Answer::Int(added))
     }
 
     fn zrem(&mut self, key: &[u8], names: &[Vec<u8>]) -> Ran {
-        let Some(members) = self.keys.sorted(key)? else { return Ok(Answer::Int(0)) };
-        let before = members.len();
-        members.retain(|one| !names.contains(&one.member));
-        let removed = before - members.len();
+        let Some(elements) = self.keys.sorted(key)? else { return Ok(Answer::Int(0)) };
+        let before = elements.len();
+        elements.retain(|one| !names.contains(&one.element));
+        let removed = before - elements.len();
         self.keys.tidy(key);
         Ok(Answer::Int(removed as i64))
     }
 
     fn zremrangebyrank(&mut self, words: &[Vec<u8>]) -> Ran {
         let (first, last) = (whole(&words[1])?, whole(&words[2])?);
-        let Some(members) = self.keys.sorted(&words[0])? else { return Ok(Answer::Int(0)) };
-        let removed = members.drain(range(first, last, members.len())).count();
+        let Some(elements) = self.keys.sorted(&words[0])? else { return Ok(Answer::Int(0)) };
+        let removed = elements.drain(range(first, last, elements.len())).count();
         self.keys.tidy(&words[0]);
         Ok(Answer::Int(removed as i64))
     }
@@ -300,27 +300,27 @@ impl State {
             Some(_) => false,
         };
         let none = Vec::new();
-        let members = self.keys.sorted(&words[0])?.map_or(&none, |members| &*members);
-        let score_of = |member: &Vec<u8>| {
-            let found = members.iter().find(|one| one.member == *member);
+        let elements = self.keys.sorted(&words[0])?.map_or(&none, |elements| &*elements);
+        let score_of = |element: &Vec<u8>| {
+            let found = elements.iter().find(|one| one.element == *element);
             found.map_or(Answer::Nil, |one| Answer::bulk(of_double(one.score)))
         };
         Ok(match (bounds, ranks) {
             (Some((low, high)), _) => {
-                let within = members.iter().filter(|one| low <= one.score && one.score <= high);
+                let within = elements.iter().filter(|one| low <= one.score && one.score <= high);
                 Answer::Int(within.count() as i64)
             }
             (_, Some((first, last))) => {
                 let mut list = Vec::new();
-                for one in &members[range(first, last, members.len())] {
-                    list.push(Answer::bulk(&*one.member));
+                for one in &elements[range(first, last, elements.len())] {
+                    list.push(Answer::bulk(&*one.element));
                     if with_scores {
                         list.push(Answer::bulk(of_double(one.score)));
                     }
                 }
                 Answer::List(list)
             }
-            _ if name == "ZCARD" => Answer::Int(members.len() as i64),
+            _ if name == "ZCARD" => Answer::Int(elements.len() as i64),
             _ if name == "ZSCORE" => score_of(&words[1]),
             _ => Answer::List(words[1..].iter().map(score_of).collect()),
         })

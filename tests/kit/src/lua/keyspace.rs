@@ -24,7 +24,7 @@ pub enum Data {
     Text(Vec<u8>),
     /// In the order in which fields were written first, as servers keep small ones.
     Hash(Vec<Field>),
-    /// By score, and then by member.
+    /// By score, and then by element.
     Sorted(Vec<Scored>),
 }
 
@@ -37,7 +37,7 @@ pub struct Field {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
     pub score: f64,
-    pub member: Vec<u8>,
+    pub element: Vec<u8>,
 }
 
 impl Keyspace {
@@ -73,7 +73,7 @@ impl Keyspace {
     pub fn sorted(&mut self, key: &[u8]) -> Result<Option<&mut Vec<Scored>>, String> {
         match self.get(key) {
             None => Ok(None),
-            Some(Data::Sorted(members)) => Ok(Some(members)),
+            Some(Data::Sorted(elements)) => Ok(Some(elements)),
             Some(_) => Err(WRONG_TYPE.to_owned()),
         }
     }
@@ -93,11 +93,11 @@ impl Keyspace {
         self.get(key).is_some() && self.entries.remove(key).is_some()
     }
 
-    /// Deletes a key that has no field or member left.
+    /// Deletes a key that has no field or element left.
     pub fn tidy(&mut self, key: &[u8]) {
         let empty = match self.get(key) {
             Some(Data::Hash(fields)) => fields.is_empty(),
-            Some(Data::Sorted(members)) => members.is_empty(),
+            Some(Data::Sorted(elements)) => elements.is_empty(),
             _ => false,
         };
         if empty {

@@ -91,7 +91,7 @@ const BREAKS: [Found; 12] = [
         Redisson,
         "'^%x+%-%x+%-8%x+%-%x+%-%x+:') then\n      return",
         "'^%x+%-%x+%-9%x+%-%x+%-%x+:') then\n      return",
-        1,
+        5,
     ),
     found(
         "a release of what another holder has",
@@ -115,11 +115,17 @@ fn failure_of(found: &Found, seed: u64) -> Option<String> {
 
 #[test]
 fn each_break_of_a_script_is_found() {
+    let mut sound = Vec::new();
     for found in &BREAKS {
         let failure = failure_of(found, found.seed);
         assert!(failure.is_some(), "{} is not found by seed {}", found.what, found.seed);
-        let sound = run_with(found.seed, false, |plan| plan.run_scripts(found.layout)).failure;
-        assert_eq!(sound, None, "seed {} without {}", found.seed, found.what);
+        let story = (found.seed, found.layout);
+        if !sound.contains(&story) {
+            let failure =
+                run_with(found.seed, false, |plan| plan.run_scripts(found.layout)).failure;
+            assert_eq!(failure, None, "seed {} without {}", found.seed, found.what);
+            sound.push(story);
+        }
     }
 }
 

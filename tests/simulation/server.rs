@@ -486,6 +486,10 @@ impl Server {
         for name in self.data.holds.keys().cloned().collect::<Vec<_>>() {
             self.of_name(&name, now);
         }
+        let clock = self.clock(now);
+        for waiter in self.data.lines.values_mut().flatten() {
+            waiter.take_if(|waiter| waiter.until <= clock);
+        }
     }
 
     /// Keeps only what has expired and is still there, and notes when the hash ends.

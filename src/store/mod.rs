@@ -51,6 +51,9 @@ pub use quorum::{NoMajority, NodeVerdict, Quorum};
 pub(crate) use quorum::{NodeOpener, open_quorum};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
+#[cfg(all(feature = "redis", feature = "testing"))]
+#[doc(hidden)]
+pub use redis::{InProcessServer, ServerReply};
 #[cfg(feature = "zookeeper")]
 pub use zookeeper::ZooKeeperStore;
 

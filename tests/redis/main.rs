@@ -10,6 +10,7 @@ mod errors;
 mod fair;
 mod fences;
 mod handoff;
+mod in_process;
 mod jobs;
 mod linger;
 mod loss;
@@ -52,11 +53,13 @@ include!("../../src/store/redis/scripts/compose.rs");
 
 /// Returns the text of a script for one server.
 fn script(name: &str) -> String {
-    compose(
-        &lua_files!("../../src/store/redis/scripts/"),
-        name,
-        Form { layout: "", publish: "publish" },
-    )
+    script_of("", name)
+}
+
+/// Returns the same in a layout: the beginning of the names of its files.
+fn script_of(layout: &'static str, name: &str) -> String {
+    let files = lua_files!("../../src/store/redis/scripts/");
+    compose(&files, name, Form { layout, publish: "publish" })
 }
 
 fn exists(server: &Server, key: &str) -> bool {

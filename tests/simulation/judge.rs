@@ -187,6 +187,8 @@ pub struct Judge {
     pub crashed: BTreeSet<usize>,
     pub closing: BTreeSet<usize>,
     pub revoking: BTreeSet<usize>,
+    /// Holds that were forced open, of which a note says so.
+    pub forced: BTreeSet<HoldId>,
     alone: Vec<Alone>,
     /// When the store last said who has a name, to each process.
     heard: BTreeMap<(usize, Name), u64>,
@@ -503,6 +505,7 @@ impl Judge {
         let (check, remaining) = (lease.check(), lease.remaining());
         let fired = lease.cancellation_token().is_cancelled();
         let (closing, revoking) = (self.closing.clone(), self.revoking.clone());
+        let forced = self.forced.clone();
         let Some(belief) = self.beliefs.iter().find(|each| each.id == id) else { return };
         let known = &self.known[&belief.hold];
         let end = known.confirmed.map(|sent| sent + plan.believed());
@@ -543,7 +546,7 @@ impl Judge {
                 }
                 Loss::Gone | Loss::Taken => known.wounded,
                 Loss::MaxHold => plan.max_hold.is_some_and(|max| now + 1 >= belief.granted + max),
-                Loss::Revoked => revoking.contains(&client),
+                Loss::Revoked => revoking.contains(&client) || forced.contains(&hold),
                 Loss::Closed => closing.contains(&client),
                 _ => false,
             };

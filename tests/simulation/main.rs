@@ -5,6 +5,7 @@
 //! One seed is one run, entirely. `LEASEHOLD_SEED=n` repeats one and prints what happened in it;
 //! `LEASEHOLD_SEEDS=n` runs so many, `LEASEHOLD_SECONDS=n` as many as fit into n seconds.
 
+mod breaks;
 mod caller;
 mod dice;
 mod hand;
@@ -12,6 +13,7 @@ mod judge;
 mod log;
 mod plan;
 mod runtime;
+mod scripts;
 mod server;
 mod service;
 mod share;
@@ -21,13 +23,16 @@ mod world;
 
 use judge::Sometimes;
 use kit::reached::Counts;
+use leasehold::store::Layout;
 use plan::LogFault;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use story::{run, run_with};
+use story::{Outcome, run, run_with};
 
 const SEEDS: u64 = 500;
+/// Of those that run the scripts.
+const SCRIPTED: u64 = 300;
 /// On a slow machine the run ends after this time, with fewer seeds; those that were asked for all run.
 const LONGEST: Duration = Duration::from_secs(30);
 /// From so many seeds on, each rare state that `tests/kit/reached.txt` wants here must be reached.
@@ -77,25 +82,36 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
 }
 
+/// A story of a seed. Whether its log is kept.
+type Run = fn(u64, bool) -> Outcome;
+
 /// Tells of a failed run, with its story.
-fn report(seed: u64, failure: &str) -> ! {
+fn report(run: Run, test: &str, seed: u64, failure: &str) -> ! {
     let again = run(seed, true);
     again.log.iter().for_each(|line| println!("{line}"));
-    panic!("seed {seed}, {failure}\nrepeat it: LEASEHOLD_SEED={seed} cargo test --test simulation");
+    let repeat = format!("LEASEHOLD_SEED={seed} cargo test --test simulation {test}");
+    panic!("seed {seed}, {failure}\nrepeat it: {repeat}");
 }
 
-#[test]
-fn whatever_goes_wrong_the_promises_hold() {
+/// What a test has run.
+struct Ran {
+    seeds: u64,
+    /// How often each thing happened, in the order of [`Sometimes::ALL`].
+    sums: Vec<u64>,
+}
+
+/// Runs so many seeds, or those that were asked for. Returns `None` after a single seed.
+fn run_seeds(run: Run, test: &str, seeds: u64, longest: Duration) -> Option<Ran> {
     if let Some(seed) = number("LEASEHOLD_SEED") {
         let outcome = run(seed, true);
         outcome.log.iter().for_each(|line| println!("{line}"));
         assert_eq!(outcome.failure, None, "seed {seed}");
-        return;
+        return None;
     }
     let asked = number("LEASEHOLD_SEEDS");
-    let longest = number("LEASEHOLD_SECONDS").map(Duration::from_secs);
-    let seeds = asked.unwrap_or(if longest.is_some() { u64::MAX } else { SEEDS });
-    let longest = longest.or(asked.is_none().then_some(LONGEST));
+    let most = number("LEASEHOLD_SECONDS").map(Duration::from_secs);
+    let seeds = asked.unwrap_or(if most.is_some() { u64::MAX } else { seeds });
+    let most = most.or(asked.is_none().then_some(longest));
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let (next, failed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     let counts = [const { AtomicU64::new(0) }; Sometimes::ALL.len()];
@@ -104,7 +120,7 @@ fn whatever_goes_wrong_the_promises_hold() {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
-                    let late = longest.is_some_and(|longest| start.elapsed() > longest);
+                    let late = most.is_some_and(|most| start.elapsed() > most);
                     if late || failed.lock().expect("no panic").len() >= MANY {
                         return;
                     }
@@ -127,28 +143,53 @@ fn whatever_goes_wrong_the_promises_hold() {
     failed.sort();
     if let Some((seed, failure)) = failed.first() {
         let rest = failed.iter().map(|(seed, failure)| format!("\nseed {seed}, {failure}"));
-        report(*seed, &format!("{failure}; all that failed:{}", rest.collect::<String>()));
+        let all = format!("{failure}; all that failed:{}", rest.collect::<String>());
+        report(run, test, *seed, &all);
     }
     let seeds = next.load(Ordering::Relaxed).min(seeds);
     let time = start.elapsed().as_secs_f64();
     println!("{seeds} seeds in {time:.1} s, {:.0} in a second", seeds as f64 / time);
+    let mut sums = Vec::new();
     for (what, count) in Sometimes::ALL.iter().zip(&counts) {
         let count = count.load(Ordering::Relaxed);
         println!("{what:?}: {count}");
         assert!(count > 0 || seeds < 1000, "{what:?} never happened");
+        sums.push(count);
     }
+    Some(Ran { seeds, sums })
+}
+
+#[test]
+fn whatever_goes_wrong_the_promises_hold() {
+    let Some(ran) = run_seeds(run, "whatever_goes_wrong", SEEDS, LONGEST) else { return };
     let mut reached = Counts::of_this_process();
-    for (what, count) in Sometimes::ALL.iter().zip(&counts) {
-        reached.add(&format!("world.{what:?}"), count.load(Ordering::Relaxed));
+    for (what, count) in Sometimes::ALL.iter().zip(ran.sums) {
+        reached.add(&format!("world.{what:?}"), count);
     }
     reached.report("simulation");
     let missing = reached.missing("simulation");
-    assert!(missing.is_empty() || seeds < LONG, "never reached: {missing:?}");
+    assert!(missing.is_empty() || ran.seeds < LONG, "never reached: {missing:?}");
+}
+
+/// The layout that the scripts of a seed have.
+fn layout_of(seed: u64) -> Layout {
+    if seed.is_multiple_of(4) { Layout::Plain } else { Layout::Redisson }
+}
+
+fn run_scripts(seed: u64, keep_log: bool) -> Outcome {
+    run_with(seed, keep_log, |plan| plan.run_scripts(layout_of(seed)))
+}
+
+#[test]
+fn scripts_decide_as_the_simulated_server_does() {
+    run_seeds(run_scripts, "scripts_decide", SCRIPTED, LONGEST / 2);
 }
 
 #[test]
 fn seed_makes_the_same_story_each_time() {
-    for seed in 1_000_000..1_000_030 {
+    for seed in 1_000_000..1_000_036 {
+        // The last of them run the scripts.
+        let run: Run = if seed < 1_000_030 { run } else { run_scripts };
         let (first, second) = (run(seed, true), run(seed, true));
         let parts = first.log.iter().zip(&second.log);
         let differs = parts.enumerate().find(|(_, (first, second))| first != second);

@@ -1,6 +1,7 @@
 //! The choices that a seed makes before the run begins.
 
 use super::dice::Dice;
+use leasehold::store::Layout;
 use std::time::Duration;
 
 /// One possession of a name: whose, and the number of its token.
@@ -59,6 +60,22 @@ pub struct Plan {
     pub services: u64,
     /// Chance for those.
     pub serves: Dice,
+    /// Requests run the scripts of this layout. Only in stories of their own.
+    pub scripts: Option<ScriptPlan>,
+}
+
+/// Which scripts run.
+#[derive(Clone, Copy)]
+pub struct ScriptPlan {
+    pub layout: Layout,
+    pub broken: Option<Break>,
+}
+
+/// A part of a script, and what it has instead.
+#[derive(Clone, Copy, Debug)]
+pub struct Break {
+    pub text: &'static str,
+    pub wrong: &'static str,
 }
 
 /// What writing a line of the log does.
@@ -187,6 +204,21 @@ impl Plan {
             shares,
             services,
             serves,
+            scripts: None,
+        }
+    }
+
+    /// Has requests run scripts of which one is wrong.
+    pub fn run_broken_scripts(&mut self, layout: Layout, broken: Break) {
+        self.run_scripts(layout);
+        self.scripts.iter_mut().for_each(|scripts| scripts.broken = Some(broken));
+    }
+
+    /// Has requests run the scripts. Plain locks have neither modes nor holds that rest.
+    pub fn run_scripts(&mut self, layout: Layout) {
+        self.scripts = Some(ScriptPlan { layout, broken: None });
+        if layout == Layout::Plain {
+            (self.sharers, self.linger) = (0, None);
         }
     }
 

@@ -24,9 +24,9 @@ pub struct Entry {
     /// What its holder tells of itself.
     reported: Option<Metadata>,
     /// It is a mark that keeps the name closed, since this time in milliseconds.
-    closed: Option<(Mark, u64)>,
+    pub closed: Option<(Mark, u64)>,
     /// In microseconds of the server's clock.
-    expires: u64,
+    pub expires: u64,
     /// In milliseconds of true time.
     pub granted: u64,
 }
@@ -45,6 +45,10 @@ struct Data {
     fences: BTreeMap<Name, u64>,
     /// Who waits to read, and who to write.
     lines: BTreeMap<Name, [Option<Waiter>; 2]>,
+    /// Readers and permits whose time is over, while a store may still find them: see [`Server::real`].
+    ghosts: BTreeMap<Name, Vec<Entry>>,
+    /// When the hash of a read-write lock ends, by the server's clock in microseconds.
+    ends: BTreeMap<Name, u64>,
 }
 
 pub struct Server {
@@ -55,7 +59,13 @@ pub struct Server {
     rate: i64,
     /// By how many microseconds it was stepped.
     step: i64,
+    /// It counts time as Redis does: a key is there to the end of the millisecond in which its time is over. It remembers the
+    /// readers and permits that have expired, because the scripts remove them only for a request that needs what they have.
+    pub real: bool,
 }
+
+/// All that a server keeps, as it was once.
+pub struct Copy(Data);
 
 /// What a request of an outermost acquire did.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,29 +101,42 @@ fn side(mode: Mode) -> Option<usize> {
 
 impl Server {
     pub fn new(rate: i64) -> Self {
-        Self { data: Data::default(), replica: Data::default(), rate, step: 0 }
+        let (data, replica) = (Data::default(), Data::default());
+        Self { data, replica, rate, step: 0, real: false }
     }
 
-    fn clock(&self, now: u64) -> u64 {
+    pub fn clock(&self, now: u64) -> u64 {
         let micros = (now * 1000) as i64;
         (ORIGIN as i64 + micros + micros * self.rate / 1_000_000 + self.step) as u64
     }
 
     /// Whole milliseconds, as a server counts.
-    fn expiry(&self, now: u64, ttl: std::time::Duration) -> u64 {
-        self.clock(now) / 1000 * 1000 + ttl.as_micros() as u64
+    fn expiry(&self, now: u64, ttl: Duration, mode: Mode) -> u64 {
+        let own = matches!(mode, Mode::Read | Mode::Permits { .. });
+        let last = if self.real && !own { 1000 } else { 0 };
+        self.clock(now) / 1000 * 1000 + ttl.as_micros() as u64 + last
     }
 
     /// The live entries of a name; dead ones are removed.
     fn of_name(&mut self, name: &Name, now: u64) -> &mut Vec<Entry> {
         let clock = self.clock(now);
         let entries = self.data.holds.entry(name.clone()).or_default();
+        if self.real {
+            let shared = |entry: &&Entry| matches!(entry.mode, Mode::Read | Mode::Permits { .. });
+            let over = entries.iter().filter(|entry| entry.expires <= clock).filter(shared);
+            self.data.ghosts.entry(name.clone()).or_default().extend(over.cloned());
+        }
         entries.retain(|entry| entry.expires > clock);
         entries
     }
 
     pub fn is_taken(&mut self, name: &Name, now: u64) -> bool {
-        !self.of_name(name, now).is_empty()
+        if !self.of_name(name, now).is_empty() {
+            return true;
+        }
+        // A writer waits for the end of the hash.
+        let hash = self.data.ends.get(name).is_some_and(|ends| *ends > self.clock(now));
+        hash && self.data.ghosts.get(name).is_some_and(|ghosts| !ghosts.is_empty())
     }
 
     pub fn holders(&mut self, name: &Name, now: u64) -> Vec<Entry> {
@@ -154,7 +177,7 @@ impl Server {
         request: &Acquire,
         hold: HoldId,
     ) -> (Acquired, Deed) {
-        let expires = self.expiry(now, request.ttl);
+        let expires = self.expiry(now, request.ttl, request.target.mode);
         let clock = self.clock(now);
         let (name, mode) = (&request.target.name, request.target.mode);
         let lingers = self.lingering(name, now).is_some();
@@ -223,7 +246,10 @@ impl Server {
     /// The manager that has a name, if a hold may rest there.
     pub fn lingering(&mut self, name: &Name, now: u64) -> Option<Uuid> {
         let entries = self.of_name(name, now);
-        let holder = entries.iter().find(|entry| entry.mode == Mode::Exclusive)?.token;
+        let holder = entries
+            .iter()
+            .find(|entry| entry.mode == Mode::Exclusive && entry.closed.is_none())?
+            .token;
         holder.lingers().then(|| holder.manager())
     }
 
@@ -260,7 +286,8 @@ impl Server {
         let own = self.waits(name, side(mode)?, clock).filter(|own| own.hold == hold);
         // As the scripts do it: both sides compare what a refusal would write here, so one of them always goes.
         let arrived = own.map_or(arrived, |own| own.arrived.min(arrived));
-        (other.arrived < arrived).then_some(other.until)
+        let tie = self.real && mode == Mode::Read && other.arrived == arrived;
+        (other.arrived < arrived || tie).then_some(other.until)
     }
 
     fn waits(&self, name: &Name, side: usize, clock: u64) -> Option<Waiter> {
@@ -276,7 +303,10 @@ impl Server {
         let mut waiter = Waiter {
             hold,
             arrived: clock - place.waited.as_micros() as u64,
-            until: clock + place.kept.as_micros() as u64,
+            until: match self.real {
+                true => clock / 1000 * 1000 + place.kept.as_micros() as u64 + 1000,
+                false => clock + place.kept.as_micros() as u64,
+            },
         };
         if let Some(first) = self.waits(name, side, clock) {
             if first.hold == hold {
@@ -315,9 +345,12 @@ impl Server {
         let (name, mode) = (&request.target.name, request.target.mode);
         if let (0, Some(keep)) = (request.count, request.keep) {
             let (expires, mut entries) =
-                (self.expiry(now, keep.time), self.of_name(name, now).iter_mut());
+                (self.expiry(now, keep.time, mode), self.of_name(name, now).iter_mut());
             let own = entries.find(|entry| entry.token == request.holder);
-            let Some(own) = own else { return (Some(Absence::Gone), false) };
+            let Some(own) = own else {
+                let taken = !self.of_name(name, now).is_empty();
+                return (Some(if taken { Absence::Taken } else { Absence::Gone }), false);
+            };
             if own.closed.is_none() {
                 (own.closed, own.expires) = (Some((keep.mark, now)), expires);
             }
@@ -339,7 +372,7 @@ impl Server {
     }
 
     pub fn renew(&mut self, now: u64, request: &Renewal, ttl: Duration) -> Option<Absence> {
-        let expires = self.expiry(now, ttl);
+        let expires = self.expiry(now, ttl, request.target.mode);
         match self.own(&request.target.name, request.holder, request.target.mode, now) {
             Err(absence) => Some(absence),
             Ok(entry) => {
@@ -363,6 +396,7 @@ impl Server {
     /// Deletes what is under a name; whose it was.
     pub fn delete(&mut self, name: &Name, now: u64) -> Vec<HoldId> {
         let entries = std::mem::take(self.of_name(name, now));
+        self.data.ghosts.remove(name);
         entries.into_iter().map(|entry| entry.hold).collect()
     }
 
@@ -391,6 +425,100 @@ impl Server {
     /// The replica takes over.
     pub fn fail_over(&mut self) {
         self.data = self.replica.clone();
+    }
+
+    /// A request that was refused waits, if it says that it does.
+    pub fn wait(&mut self, now: u64, request: &Acquire, hold: HoldId) {
+        let (name, clock) = (&request.target.name, self.clock(now));
+        if let (Some(place), Some(side)) = (request.arrival, side(request.target.mode)) {
+            self.queue(name, side, place, (hold, clock));
+        }
+    }
+
+    /// Whether a holder has a name to write.
+    pub fn is_writer(&mut self, name: &Name, token: HolderId, now: u64) -> bool {
+        let mut entries = self.of_name(name, now).iter();
+        entries.any(|entry| entry.token == token && entry.mode == Mode::Write)
+    }
+
+    pub fn copy(&self) -> Copy {
+        Copy(self.data.clone())
+    }
+
+    pub fn restore(&mut self, Copy(data): Copy) {
+        self.data = data;
+    }
+
+    /// Whether readers or permits of a name have expired that may still be found.
+    pub fn has_ghosts(&mut self, name: &Name, now: u64) -> bool {
+        self.of_name(name, now);
+        self.data.ghosts.get(name).is_some_and(|ghosts| !ghosts.is_empty())
+    }
+
+    /// Takes what has expired of a holder, as one that the store has not found, or before it is there again.
+    pub fn exorcise(&mut self, name: &Name, token: HolderId, now: u64) -> Option<Entry> {
+        self.of_name(name, now);
+        let ghosts = self.data.ghosts.get_mut(name)?;
+        let at = ghosts.iter().position(|ghost| ghost.token == token)?;
+        Some(ghosts.remove(at))
+    }
+
+    /// What had expired is there again for a time.
+    pub fn revive(&mut self, name: &Name, ghost: Entry, now: u64, ttl: Duration) {
+        let expires = self.expiry(now, ttl, ghost.mode);
+        self.of_name(name, now).push(Entry { expires, ..ghost });
+    }
+
+    /// Whether a holder has a name to read.
+    pub fn is_reader(&mut self, name: &Name, token: HolderId, now: u64) -> bool {
+        let mut entries = self.of_name(name, now).iter();
+        entries.any(|entry| entry.token == token && entry.mode == Mode::Read)
+    }
+
+    /// The holders of a name, also those that have expired.
+    pub fn all_of(&self, name: &Name) -> Vec<(HoldId, HolderId)> {
+        let all = [&self.data.holds, &self.data.ghosts].map(|all| all.get(name));
+        all.into_iter().flatten().flatten().map(|entry| (entry.hold, entry.token)).collect()
+    }
+
+    /// Removes all that has expired.
+    pub fn forget_what_is_over(&mut self, now: u64) {
+        for name in self.data.holds.keys().cloned().collect::<Vec<_>>() {
+            self.of_name(&name, now);
+        }
+        let clock = self.clock(now);
+        for waiter in self.data.lines.values_mut().flatten() {
+            waiter.take_if(|waiter| waiter.until <= clock);
+        }
+    }
+
+    /// Keeps only what has expired and is still there, and notes when the hash ends.
+    pub fn see(&mut self, name: &Name, ends: Option<u64>, there: impl Fn(HolderId) -> bool) {
+        if let Some(ghosts) = self.data.ghosts.get_mut(name) {
+            ghosts.retain(|ghost| there(ghost.token));
+        }
+        match ends {
+            Some(ends) => self.data.ends.insert(name.clone(), ends),
+            None => self.data.ends.remove(name),
+        };
+    }
+
+    /// The holder's token and the last one of its block are those that the store chose.
+    pub fn set_fence(&mut self, name: &Name, token: HolderId, now: u64, tokens: [u64; 2]) {
+        let [first, last] = tokens;
+        if let Some(entry) = self.of_name(name, now).iter_mut().find(|entry| entry.token == token) {
+            entry.fence = Some(first);
+        }
+        self.data.fences.insert(name.clone(), last);
+    }
+
+    pub fn last_fence(&self, name: &Name) -> u64 {
+        self.data.fences.get(name).copied().unwrap_or(0)
+    }
+
+    /// The mark that keeps a name closed.
+    pub fn mark(&mut self, name: &Name, now: u64) -> Option<Mark> {
+        self.of_name(name, now).iter().find_map(|entry| entry.closed).map(|(mark, _)| mark)
     }
 
     pub fn step(&mut self, millis: i64) {

@@ -1,17 +1,21 @@
 //! The simulated network: it decides the fate of each request, reply and wake-up between clients and server.
 
+mod beside;
+
 use super::dice::Dice;
 use super::judge::{Judge, Moment, Sometimes};
 use super::log::Calls;
 use super::plan::{HoldId, Plan, ms};
+use super::scripts::Scripts;
 use super::server::{Deed, Server};
 use async_trait::async_trait;
+use beside::Let;
 use leasehold::clock::Clock;
 use leasehold::store::{
     About, Absence, Acquire, Acquired, Annotate, Arrival, Capabilities, Ends, ForceRelease, Hint,
-    HolderId, Inbox, InboxSender, Inspect, Inspection, Mode, Name, Release, Released, RenewBatch,
-    RenewCall, Renewal, Renewed, Signal, Store, StoreFuture, Target, Topic, Uptime, Wait, Wakeups,
-    Want,
+    HolderId, Inbox, InboxSender, Inspect, Inspection, Layout, Mode, Name, Release, Released,
+    RenewBatch, RenewCall, Renewal, Renewed, Signal, Store, StoreFuture, Target, Topic, Uptime,
+    Wait, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +48,8 @@ pub struct World {
 
 pub struct Inner {
     pub server: Server,
+    /// What runs the requests instead, beside the server.
+    scripts: Option<Scripts>,
     pub judge: Judge,
     links: Vec<Link>,
     dice: Dice,
@@ -116,8 +122,12 @@ const REFUSALS: [ErrorKind; 6] = [
 
 impl World {
     pub fn new(plan: Plan, dice: Dice, log: Option<Calls>, keep_log: bool) -> Arc<Self> {
+        let scripts = plan.scripts.map(Scripts::new);
+        let mut server = Server::new(plan.rate);
+        server.real = scripts.is_some();
         let inner = Inner {
-            server: Server::new(plan.rate),
+            server,
+            scripts,
             judge: Judge::new(keep_log),
             links: Vec::new(),
             dice,
@@ -215,6 +225,7 @@ impl World {
         if wipe {
             inner.wound_all(now);
             inner.server.wipe();
+            inner.scripts.iter().for_each(Scripts::wipe);
         }
         if up {
             inner.subscriptions.clear();
@@ -252,6 +263,7 @@ impl World {
     pub fn delete(&self, name: &Name) {
         let now = self.now();
         let mut inner = self.lock();
+        inner.scripts.iter().for_each(|scripts| scripts.delete(name.as_str()));
         for hold in inner.server.delete(name, now) {
             inner.judge.note(now, format_args!("{name} is deleted"));
             inner.judge.wound(now, hold);
@@ -263,11 +275,14 @@ impl World {
         let mut inner = self.lock();
         inner.judge.note(now, format_args!("the server's clock steps by {millis} ms"));
         inner.wound_all(now);
+        inner.forget_what_is_over(now);
         inner.server.step(millis);
     }
 
     pub fn replicate(&self) {
-        self.lock().server.replicate();
+        let mut inner = self.lock();
+        inner.server.replicate();
+        inner.scripts.iter_mut().for_each(Scripts::replicate);
     }
 
     pub fn fail_over(&self) {
@@ -276,6 +291,7 @@ impl World {
         inner.judge.note(now, format_args!("failover"));
         inner.wound_all(now);
         inner.server.fail_over();
+        inner.scripts.iter().for_each(Scripts::fail_over);
         inner.wound_all(now);
         inner.subscriptions.clear();
     }
@@ -359,6 +375,10 @@ impl Inner {
     /// Asks the manager that has a name to give it up, if it lingers. Messages to inboxes are lost as others are.
     fn ask_to_yield(&mut self, world: &Arc<World>, name: &Name) -> bool {
         let Some(manager) = self.server.lingering(name, world.now()) else { return false };
+        self.send_hint(world, name, manager)
+    }
+
+    fn send_hint(&mut self, world: &Arc<World>, name: &Name, manager: Uuid) -> bool {
         let Some((client, inbox)) = self.inboxes.get(&manager).cloned() else { return true };
         let faults = &world.plan.faults;
         let mut time = self.way(&world.plan);
@@ -440,25 +460,24 @@ impl Client {
 
     /// Gives up the place of a waiter.
     fn release_arrival(&self, request: Release) -> StoreFuture<Released> {
-        let Target { name, mode, .. } = request.target;
+        let Target { name, mode, .. } = request.target.clone();
+        let limit = request.timeout;
         if !matches!(mode, Mode::Read | Mode::Write) {
             return Box::pin(std::future::ready(Err(Arrival::unsupported())));
         }
         let hold = self.hold(request.holder);
         let what = self.words(format_args!("leave {name} {hold:?} {mode:?}"));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
-            if inner.server.leave(now, &name, mode, hold) {
-                inner.wake(world, &name);
-            }
+            inner.leave(world, now, &request, hold);
             Released::done(0)
         };
-        self.call(what, None, Sort::Passed, request.timeout, run, |_, _, _| ())
+        self.call(what, None, Sort::Passed, limit, run, |_, _, _| ())
     }
 
     /// Renews by one call.
     fn renew_part(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         let limit = batch.timeout;
-        let sent = self.world.clock.now();
+        let (sent, client) = (self.world.clock.now(), self.id);
         let holds: Vec<HoldId> = batch.items.iter().map(|each| self.hold(each.holder)).collect();
         {
             let mut inner = self.world.lock();
@@ -468,15 +487,14 @@ impl Client {
         }
         let what = self.words(format_args!("renew {holds:?}"));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
-            let mut verdict = |request: &Renewal| {
+            let mut refused = |_: &Renewal| {
                 let refused = world.plan.faults.refused / 2;
-                if inner.storm && inner.dice.percent(refused) {
-                    let kind = inner.dice.pick(&REFUSALS);
-                    return Err(Error::new(kind, "refused by the simulation"));
-                }
-                Ok(inner.server.renew(now, request, batch.ttl))
+                let refused = inner.storm && inner.dice.percent(refused);
+                refused.then(|| Error::new(inner.dice.pick(&REFUSALS), "refused by the simulation"))
             };
-            Renewed::new(sent, batch.items.iter().map(&mut verdict).collect())
+            let refused: Vec<_> = batch.items.iter().map(&mut refused).collect();
+            let verdicts = inner.renew(now, client, &batch, &refused);
+            Renewed::new(sent, verdicts)
         };
         self.call(what, None, Sort::Change, limit, run, move |inner, world, result| {
             for (i, hold) in holds.into_iter().enumerate() {
@@ -606,6 +624,10 @@ impl Store for Client {
     fn capabilities(&self) -> Capabilities {
         let can = Capabilities::default().with_renewal_batch(self.world.plan.batch);
         let can = can.with_keeps(true).with_lingers(true);
+        let layout = self.world.plan.scripts.map(|scripts| scripts.layout);
+        if layout == Some(Layout::Plain) {
+            return can.with_counts(false).with_lingers(false);
+        }
         let permits = Mode::Permits { size: 1, take: 1 };
         can.with_mode(Mode::Read).with_mode(Mode::Write).with_mode(permits)
     }
@@ -634,7 +656,7 @@ impl Store for Client {
             mode => self.words(format_args!("acquire {name} {hold:?} {mode:?} {converts}")),
         };
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
-            let (verdict, deed) = inner.server.acquire(now, sent, &request, hold);
+            let (verdict, deed) = inner.acquire(now, sent, &request, hold);
             match deed {
                 Deed::Changed => {
                     let name = &request.target.name;
@@ -697,7 +719,7 @@ impl Store for Client {
         };
         let what = self.words(format_args!("release {} {hold:?} x{count}", request.target.name));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
-            let (absence, freed) = inner.server.release(now, &request);
+            let Let { absence, freed, wakes } = inner.release(now, &request, hold);
             if freed {
                 inner.judge.released(now, &request.target.name, hold);
                 if !inner.judge.was_held(hold) {
@@ -707,7 +729,7 @@ impl Store for Client {
             }
             match absence {
                 Some(absence) => Released::NotYours(absence),
-                None if freed => Released::done(inner.wake(world, &request.target.name)),
+                None if wakes => Released::done(inner.wake(world, &request.target.name)),
                 None => Released::done(0),
             }
         };
@@ -736,10 +758,7 @@ impl Store for Client {
             _ => return Err(request.unsupported()),
         }
         let limit = request.timeout;
-        let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
-            let entries = inner.server.holders(&request.target.name, now);
-            Inspection::new(entries.into_iter().map(|entry| entry.info(now)))
-        };
+        let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| inner.inspect(now, &request);
         self.call(String::new(), None, Sort::Passed, limit, run, |_, _, _| ()).await
     }
 
@@ -748,16 +767,16 @@ impl Store for Client {
         let hold = self.hold(request.holder);
         let what = self.words(format_args!("annotate {} {hold:?}", request.target.name));
         let run =
-            move |inner: &mut Inner, _: &Arc<World>, now: u64| inner.server.annotate(now, &request);
+            move |inner: &mut Inner, _: &Arc<World>, now: u64| inner.annotate(now, &request, hold);
         self.call(what, None, Sort::Change, limit, run, |_, _, _| ()).await
     }
 
     async fn want(&self, request: Want) -> Result<bool> {
         assert!(request.only_resting, "nothing is stolen here");
-        let (name, limit) = (request.target.name, request.timeout);
-        let what = self.words(format_args!("ask for {name}"));
+        let limit = request.timeout;
+        let what = self.words(format_args!("ask for {}", request.target.name));
         let run =
-            move |inner: &mut Inner, world: &Arc<World>, _: u64| inner.ask_to_yield(world, &name);
+            move |inner: &mut Inner, world: &Arc<World>, now: u64| inner.want(world, now, &request);
         self.call(what, None, Sort::Passed, limit, run, |_, _, _| ()).await
     }
 
@@ -772,10 +791,10 @@ impl Store for Client {
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        let (name, limit) = (request.target.name, request.timeout);
+        let (name, limit) = (request.target.name.clone(), request.timeout);
         let what = self.words(format_args!("force {name}"));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
-            let held = inner.server.delete(&name, now);
+            let held = inner.force(now, &request);
             for hold in &held {
                 inner.judge.wound(now, *hold);
             }

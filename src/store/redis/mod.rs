@@ -16,6 +16,8 @@ mod topology;
 
 pub(crate) use checks::examine::examine;
 pub(crate) use link::address::Address;
+#[cfg(feature = "testing")]
+pub use link::in_process::{InProcessServer, ServerReply};
 
 use super::connect::layout::Layout;
 use super::connect::options::{Common, in_task};
@@ -262,6 +264,51 @@ impl RedisStore {
             return Err(error);
         }
         Ok(store)
+    }
+
+    /// Makes a store of a server in this process, for simulations, on the current runtime. Its user has the wake-ups.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`](crate::ErrorKind::Invalid) for options that are.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn in_process(options: &ConnectOptions, server: InProcessServer) -> Result<Self> {
+        let Common { ttl, attempt, remote, .. } = options.common()?;
+        let address = Address::parse("redis://in-process", &remote, ttl, attempt)?;
+        let keys = Keys::new(&address.prefix);
+        let layout = address.layout;
+        let scripts = Scripts::of(layout, false);
+        let reconnects = Signal::new();
+        let connection = Connection::InProcess(server);
+        let (subscriptions, _) = Subscriptions::detached();
+        let own_listeners = subscriptions.listeners();
+        let codec = Codec { keys: keys.clone(), scripts, replicas: None, own_listeners };
+        let connector = Connector {
+            address,
+            routes: None,
+            reconnects: reconnects.clone(),
+            destination: watch::Sender::default(),
+        };
+        let clock = Clock::tokio();
+        let batchers = RuntimeBatchers::start(connection.clone(), connector, codec, clock.clone());
+        let caller = EngineCaller { connection: connection.clone(), runtime: Handle::current() };
+        Ok(Self {
+            clock,
+            keys,
+            attempt,
+            batchers,
+            caller,
+            renewals: connection,
+            subscriptions,
+            reconnects,
+            scripts,
+            can: abilities(layout),
+            layout,
+            replicas: None,
+            routes: None,
+            routing: CancellationToken::new(),
+        })
     }
 
     /// Refuses what the layout cannot carry.

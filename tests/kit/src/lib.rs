@@ -16,6 +16,7 @@ pub mod frame;
 pub mod holder;
 pub mod janitor;
 pub mod look;
+pub mod lua;
 #[cfg(target_os = "linux")]
 pub mod namespaces;
 pub mod order;

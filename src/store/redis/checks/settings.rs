@@ -64,6 +64,8 @@ impl Checkup {
         let known = match &self.connection {
             Connection::One(_) => self.check_one().await?,
             Connection::Fleet(_) => self.check_fleet(self.servers()).await,
+            #[cfg(feature = "testing")]
+            Connection::InProcess(_) => Known::new(),
         };
         let mut reported = Vec::new();
         let findings = news(&Known::new(), &known, &mut reported);
@@ -162,6 +164,8 @@ impl Checkup {
                 }
             }
             (Connection::Fleet(_), None) => {}
+            #[cfg(feature = "testing")]
+            (Connection::InProcess(_), _) => {}
         }
     }
 }

@@ -4,6 +4,8 @@ pub(super) mod address;
 pub(super) mod command;
 pub(super) mod errors;
 pub(super) mod health;
+#[cfg(feature = "testing")]
+pub(super) mod in_process;
 pub(super) mod inquiry;
 mod keeper;
 pub(super) mod login;

@@ -43,7 +43,7 @@ impl Ready {
     }
 
     /// Returns the words of a command that calls the script.
-    fn calling(&self, script: &'static str) -> Vec<Value> {
+    pub(super) fn calling(&self, script: &'static str) -> Vec<Value> {
         let mut words = Vec::with_capacity(2 + self.words.len());
         words.push(Value::from_static_str(script));
         words.push(Value::Integer(self.keys as i64));
@@ -52,11 +52,17 @@ impl Ready {
     }
 
     /// Returns the words of `SET` that acquires a free name, of a call with a key, a holder id and a time to live.
-    fn setting(&self) -> Vec<Value> {
+    pub(super) fn setting(&self) -> Vec<Value> {
         let mut words: Vec<Value> = self.values().collect();
         words.insert(2, Value::from_static_str("PX"));
         words.push(Value::from_static_str("NX"));
         words
+    }
+
+    /// Returns whether it tries `SET` first.
+    #[cfg(feature = "testing")]
+    pub(super) fn sets_first(&self) -> bool {
+        self.is_special && self.wait.is_none()
     }
 
     fn values(&self) -> impl Iterator<Item = Value> {
@@ -233,7 +239,7 @@ fn elements(reply: Resp3Frame) -> Result<Vec<Element>, Failure> {
 }
 
 /// Returns the elements of a reply that is not an array.
-fn alone(element: Element) -> Vec<Element> {
+pub(super) fn alone(element: Element) -> Vec<Element> {
     match element {
         Element::Int(_) => vec![element],
         Element::Text(_) | Element::Other => Vec::new(),

@@ -37,7 +37,7 @@ struct Shared {
     /// On the engine's runtime.
     default: Backend,
     others: PerRuntime<Backend>,
-    /// `None` in a test without a server.
+    /// `None` without a server.
     connector: Option<Connector>,
 }
 
@@ -443,10 +443,10 @@ impl Drop for Guard {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 use tokio::sync::mpsc;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 impl Subscriptions {
     /// Makes subscriptions without a connection, and returns the commands that they send.
     pub(in crate::store::redis) fn detached() -> (Self, mpsc::UnboundedReceiver<Command>) {
@@ -461,6 +461,7 @@ impl Subscriptions {
     }
 
     /// Takes the next command and confirms it.
+    #[cfg(test)]
     pub(in crate::store::redis) async fn confirm(
         &self,
         commands: &mut mpsc::UnboundedReceiver<Command>,

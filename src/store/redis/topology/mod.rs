@@ -25,6 +25,8 @@ pub(super) mod walk;
 
 use super::link::address::Address;
 use super::link::errors::classify;
+#[cfg(feature = "testing")]
+use super::link::in_process::{self, InProcessServer};
 use super::link::node::Node;
 use super::link::script::{Ready, slot};
 use super::scripts::reply::{self, Element};
@@ -48,6 +50,8 @@ use tokio::sync::watch;
 pub(super) enum Connection {
     One(Node),
     Fleet(Arc<Fleet>),
+    #[cfg(feature = "testing")]
+    InProcess(InProcessServer),
 }
 
 impl Connection {
@@ -67,6 +71,8 @@ impl Connection {
                 }
                 // Boxed, so that the future stays small where there is one server.
                 Connection::Fleet(fleet) => in_place(|| fleet.run(script, call, timeout)).await,
+                #[cfg(feature = "testing")]
+                Connection::InProcess(server) => in_process::run(server, script, &call),
             }
         }
     }
@@ -90,6 +96,8 @@ impl Connection {
         match self {
             Connection::One(node) => node.close().await,
             Connection::Fleet(fleet) => fleet.close().await,
+            #[cfg(feature = "testing")]
+            Connection::InProcess(_) => {}
         }
     }
 }

@@ -148,6 +148,8 @@ impl Walk {
     async fn begin(&mut self) -> Result<Option<Position>> {
         let (node, server, slots) = match &self.connection {
             Connection::One(_) if self.ended => return Ok(None),
+            #[cfg(feature = "testing")]
+            Connection::InProcess(_) => return Ok(None),
             Connection::One(node) => (node.clone(), None, vec![0]),
             Connection::Fleet(fleet) => {
                 let all = if fleet.is_cluster() { SlotMap::SLOTS } else { 1 };

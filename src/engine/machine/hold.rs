@@ -11,7 +11,7 @@ use super::count::CountRecord;
 use super::phase::{InFlight, Visible};
 use super::policy::{CallSite, NO_POLICY};
 use super::pulse::Pulse;
-use super::release::Release;
+use super::release::{Release, absence_in};
 use super::renewal::{NextRenewal, Renewals};
 use super::rest::{Rest, Standing};
 use super::timing::Timing;
@@ -766,7 +766,7 @@ impl State {
         verdict: Result<Option<Absence>>,
     ) -> Result<()> {
         self.in_flight = InFlight::None;
-        let absence = verdict.inspect_err(|error| self.release.failed(error))?;
+        let absence = absence_in(verdict).inspect_err(|error| self.release.failed(error))?;
         self.end();
         let is_done = self.policy().done.is_some();
         self.release.answered(absence, now < self.deadline(timing), is_done)
@@ -1261,6 +1261,23 @@ mod tests {
         state.begin_release(&timing(), at(10));
         let result = state.released(&timing(), at(20), Ok(Some(Absence::Gone)));
         assert_eq!(result.unwrap_err().loss(), Some(Loss::Gone));
+    }
+
+    /// Another client has a plain lock where a reader was.
+    #[test]
+    fn release_that_finds_a_key_of_another_type_finds_an_absence() {
+        let wrong_type = || Err(Error::new(ErrorKind::WrongType, "test"));
+        let mut state = held();
+        state.leave(&timing(), at(10));
+        state.begin_release(&timing(), at(10));
+        assert!(state.released(&timing(), at(20), Err(unavailable())).is_err());
+        state.begin_release(&timing(), at(30));
+        assert!(state.released(&timing(), at(40), wrong_type()).is_ok(), "the first one had run");
+        let mut state = held();
+        state.leave(&timing(), at(10));
+        state.begin_release(&timing(), at(10));
+        let error = state.released(&timing(), at(20), wrong_type()).unwrap_err();
+        assert_eq!(error.loss(), Some(Loss::Taken));
     }
 
     #[test]

@@ -37,6 +37,14 @@ enum Cleanup {
     Running { queued: bool },
 }
 
+/// Reads the verdict on a release. A key of another kind is there only if that of the hold is not.
+pub(super) fn absence_in(verdict: Result<Option<Absence>>) -> Result<Option<Absence>> {
+    verdict.or_else(|error| match error.kind() {
+        ErrorKind::WrongType => Ok(Some(Absence::Taken)),
+        _ => Err(error),
+    })
+}
+
 /// The release of a hold.
 #[derive(Debug, Default)]
 pub(super) struct Release {

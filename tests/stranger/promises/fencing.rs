@@ -30,9 +30,15 @@ pub fn fences_grow(history: &History) -> Vec<Breach> {
                     continue;
                 }
                 // "`downgrade` gives the reader a larger one than the writer had, and on ZooKeeper the same."
+                // Readers that share a hold share its token.
+                let is_kept = |reader: &&Held| {
+                    history.calls[reader.call].way == Way::Change
+                        && (reader.handle, reader.fence) == (first.handle, first.fence)
+                        && (reader.manager, reader.mode) == (second.manager, second.mode)
+                };
                 let keeps = history.rules.backend == Backend::ZooKeeper
-                    && history.calls[second.call].way == Way::Change
-                    && first.handle == second.handle;
+                    && second.mode == Mode::Read
+                    && leases.iter().any(is_kept);
                 if after < before || after == before && !keeps {
                     let what = format!(
                         "call {} has {after}, and call {} before it had {before}",

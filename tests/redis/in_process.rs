@@ -461,7 +461,7 @@ fn look(ask: &mut dyn FnMut(&[&str]) -> Reply, keys: &[String]) -> Vec<Reply> {
         seen.push(ask(&["PTTL", key]));
         let mut replies =
             [&["GET", key][..], &["HGETALL", key], &["ZRANGE", key, "0", "-1", "WITHSCORES"]]
-                .map(&mut ask)
+                .map(&mut *ask)
                 .to_vec();
         // In another order where a server keeps many, or long ones.
         if let Reply::List(items) = &mut replies[1] {

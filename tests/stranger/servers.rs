@@ -42,6 +42,10 @@ impl Node {
         let cut = |mode: Mode, length: Duration| {
             self.proxy.set(mode);
             thread::sleep(length);
+            if mode == Mode::DropReplies {
+                // No network loses some replies of a connection and passes on the next ones.
+                self.proxy.close_all();
+            }
             self.proxy.set(Mode::Pass);
         };
         match trouble {

@@ -1,4 +1,4 @@
-//! The end of a command that has waited for a name, or has held it: the store is told, for as long as that is of use.
+//! The end of a command that has waited for a name, or has held it: for how long the store is asked to free the name.
 
 use crate::output::say;
 use leasehold::{CloseError, LeaseManager};

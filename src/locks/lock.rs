@@ -114,7 +114,8 @@ impl Lock {
     ///
     /// - [`Lost`](ErrorKind::Lost): an older lease of this handle is still alive, and its hold was lost; drop that lease
     ///   first.
-    /// - [`Unavailable`](ErrorKind::Unavailable): the store did not answer for one [TTL](crate::Builder::ttl).
+    /// - [`Unavailable`](ErrorKind::Unavailable): the store did not answer for one [TTL](crate::Builder::ttl), or up to a
+    ///   twentieth less, if the next attempt would come later.
     /// - [`Unsupported`](ErrorKind::Unsupported): the store has no order for a [fair](crate::LeaseManager::fair_lock)
     ///   handle, or cannot have an option of this one. Nothing is sent.
     /// - [`Denied`](ErrorKind::Denied), [`Rejected`](ErrorKind::Rejected), [`WrongType`](ErrorKind::WrongType),

@@ -192,8 +192,9 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As [`Lock::lock`](crate::Lock::lock); the message begins with the name that failed. Names that were taken on the
-    /// way are released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock), but [`Unavailable`](ErrorKind::Unavailable) up to two
+    /// [attempts](crate::guide::settings#what-follows-from-the-ttl) later; the message begins with the name that failed. Names that
+    /// were taken on the way are released in the background.
     ///
     /// # Panics
     ///

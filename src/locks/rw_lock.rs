@@ -43,7 +43,8 @@ use std::time::Duration;
 /// hold have this in common:
 ///
 /// - They have one fencing token and one [`holder_id`](Lease::holder_id), and are lost together, at one time, for one reason.
-/// - [`max_hold`](crate::Builder::max_hold) counts from the grant, which may be a tenth of the TTL older than the lease.
+/// - [`max_hold`](crate::Builder::max_hold) counts from the grant, which may be a tenth of the TTL older than the lease, but at
+///   most a tenth of `max_hold`: a later reader does not join.
 /// - [`forget`](Lease::forget) keeps the name from writers only if the lease is the last of the shared hold.
 /// - The class, the label and `warn_held` are those of the handle that asked the store. A handle has no `stall_after`
 ///   of its own, because it would end the leases of others. That of the [builder](crate::Builder::stall_after) counts,

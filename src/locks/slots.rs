@@ -96,7 +96,8 @@ impl Slots {
     /// # Errors
     ///
     /// - [`Invalid`](crate::ErrorKind::Invalid): the name is invalid or too long with its index, or there are no slots.
-    /// - [`Unavailable`](crate::ErrorKind::Unavailable): the store did not answer for one [TTL](crate::Builder::ttl).
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable): the store did not answer for about one [TTL](crate::Builder::ttl) and an
+    ///   [attempt](crate::guide::settings#what-follows-from-the-ttl).
     /// - The others of [`Lock::lock`](crate::Lock::lock), at once.
     ///
     /// # Panics

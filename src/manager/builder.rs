@@ -229,7 +229,8 @@ impl Builder {
     /// [`Loss::MaxHold`].
     ///
     /// This protects against a hung worker, whose lease would be renewed forever. The limit applies to each holder
-    /// separately.
+    /// separately. A reader that shares the hold of [another one](crate::RwLock#readers-of-one-process) has at least nine
+    /// tenths of it.
     ///
     /// Defaults to no limit.
     pub fn max_hold(mut self, max: Duration) -> Self {

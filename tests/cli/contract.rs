@@ -3,6 +3,7 @@
 mod codes;
 mod environment;
 mod outage;
+mod release;
 mod terminal;
 mod tree;
 mod waiting;

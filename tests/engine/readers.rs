@@ -255,6 +255,24 @@ async fn time_of_a_writer_that_became_a_reader_ends_no_other() {
     assert_eq!(lost(waited.unlock().await), Loss::MaxHold);
 }
 
+/// The hold that the readers share may be older by a tenth of T, or by a tenth of `max_hold` if that is shorter.
+#[tokio::test(start_paused = true)]
+async fn reader_has_nine_tenths_of_a_short_max_hold() {
+    for max in [T / 100, T / 15, T / 10, T / 5, T * 2] {
+        let tenth = (max / 10).min(T / 10);
+        let ages = [(tenth - MOMENT, true), (tenth + MOMENT, false), (max - MOMENT, false)];
+        for (age, is_shared) in ages {
+            let setup = Setup::with(LeaseManager::builder().max_hold(max));
+            let old = reads(&setup.leases).await;
+            sleep(age).await;
+            let page = reads(&setup.leases).await;
+            assert_eq!(page.holder_id() == old.holder_id(), is_shared, "{max:?}, {age:?}");
+            let expected = if is_shared { max - age } else { max };
+            assert_eq!(timed(page.lost()).await, (expected, Loss::MaxHold), "{max:?}, {age:?}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn readers_forced_open_are_joined_no_more() {
     let setup = Setup::new();

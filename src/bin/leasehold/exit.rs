@@ -41,6 +41,11 @@ impl Failure {
         Self { exit: Exit::FAILED, message: message.into(), kind: None }
     }
 
+    /// The reader of the output has seen enough: the command ends with 0, without a word.
+    pub(crate) fn unread() -> Self {
+        Self { exit: Exit::SUCCESS, ..Self::new("") }
+    }
+
     pub(crate) fn with_exit(mut self, exit: Exit) -> Self {
         self.exit = exit;
         self
@@ -48,7 +53,9 @@ impl Failure {
 
     /// Says why on the standard error.
     pub(crate) fn report(self) -> ExitCode {
-        crate::output::say(&self.message);
+        if !self.message.is_empty() {
+            crate::output::say(&self.message);
+        }
         self.exit.into()
     }
 }

@@ -5,19 +5,25 @@ use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
 use crate::outage::Outage;
 use crate::output;
+use crate::release::{Release, TAKEN_BACK, give_up, unconfirmed};
 use crate::signals::{Endings, ended_by};
 use clap::Args;
-use leasehold::{Lease, LeaseManager};
+use leasehold::{Lease, LeaseManager, Loss};
 use serde_json::json;
 use std::convert::Infallible;
 use std::io::{IsTerminal, stdin};
+use std::time::Duration;
 use tokio::io::AsyncReadExt;
+use tokio::time::timeout;
+
+/// How long the note of the one who has taken a lease away may take.
+const NOTE: Duration = Duration::from_secs(1);
 
 /// Hold a name until the standard input ends, or a signal comes
 ///
 /// Prints one line of JSON when it holds the name. Ends with 0 after the name was released, with 123 as soon as the lease is
-/// lost, with 124 if the name was not free in time, and with 125 if the store has not answered. A terminal is not read: there, a
-/// signal ends it.
+/// lost, with 124 if the name was not free in time, and with 125 if the line cannot be printed, or the store has not answered: at
+/// the start, or at the release, which the second signal ends. A terminal is not read: there, a signal ends it.
 #[derive(Debug, Args)]
 pub(crate) struct Hold {
     /// The name
@@ -40,59 +46,96 @@ impl Hold {
             leases = Outage::new(limit).connect(connection, &builder) => leases?,
             signal = endings.recv() => return Ok(ended_by(signal)),
         };
-        let exit = self.hold(&leases, limit, &mut endings).await;
-        let closed = leases.close().await.map_err(|error| Failure::new(error.to_string()));
-        let exit = exit?;
-        closed.map(|()| exit)
+        let held = tokio::select! {
+            held = self.ask(&leases, limit) => held,
+            // Its arrival in a line leaves with the future that is dropped, and the close waits for it.
+            signal = endings.recv() => {
+                give_up(&leases, TAKEN_BACK).await;
+                return Ok(ended_by(signal));
+            }
+        };
+        match held {
+            Ok(Some(held)) => self.hold(connection, &leases, held, &mut endings).await,
+            Ok(None) => {
+                output::say(&format!("{} was not free in time", self.name));
+                give_up(&leases, TAKEN_BACK).await;
+                Ok(self.wait.busy())
+            }
+            Err(failure) => {
+                give_up(&leases, TAKEN_BACK).await;
+                Err(failure)
+            }
+        }
     }
 
     async fn hold(
         &self,
+        connection: &Connection,
         leases: &LeaseManager,
-        limit: Limit,
+        held: Acquired,
         endings: &mut Endings,
     ) -> Result<Exit, Failure> {
-        let held = tokio::select! {
-            held = self.ask(leases, limit) => held?,
-            // Its arrival in a line leaves with the future that is dropped, and the close waits for it.
-            signal = endings.recv() => return Ok(ended_by(signal)),
-        };
-        let Some(Acquired { lease: held, slot }) = held else {
-            output::say(&format!("{} was not free in time", self.name));
-            return Ok(self.wait.busy());
-        };
-        let mut line = json!({
-            "name": self.name,
-            "holder": held.holder_id().to_string(),
-            "fence": held.fence(),
-            "left_ms": output::millis(held.remaining()),
-        });
-        if let Some(slot) = slot {
-            line["slot"] = slot.into();
-        }
-        let printed = output::object(&line);
-        if let Err(failure) = printed {
-            // A script that waits for the line would wait forever.
-            held.unlock().await?;
-            return Err(failure);
-        }
-        tokio::select! {
-            () = input_ends() => {}
-            _ = endings.recv() => {}
-            never = described(&held) => match never {},
-            loss = held.lost() => {
+        let end = self.keep(&held, endings).await;
+        let Acquired { lease, .. } = held;
+        let (result, signals) = match end {
+            End::Read(result) => (result, 0),
+            End::Signalled => (Ok(()), 1),
+            End::Lost(loss) => {
                 output::say(&format!("{} is lost: {loss}", self.name));
-                say_why(&held).await;
+                say_why(&lease).await;
+                drop(lease);
+                give_up(leases, last_words(connection)).await;
                 return Ok(Exit::LOST);
             }
-        }
-        match held.unlock().await {
-            Ok(()) => Ok(Exit::SUCCESS),
-            Err(error) if error.loss().is_some() => {
+        };
+        let work = async {
+            match lease.unlock().await {
+                Err(error) if error.loss().is_some() => Err(error),
+                // What was not confirmed is tried again by the close.
+                _ => Ok(leases.close().await),
+            }
+        };
+        let mut release = Release::after(signals, &self.name);
+        let signal = async || {
+            endings.recv().await;
+        };
+        let released = release.part(work, signal).await;
+        // A script that waits for the line would wait forever.
+        result?;
+        match released {
+            Some(Ok(Ok(()))) => Ok(Exit::SUCCESS),
+            Some(Ok(Err(error))) => Err(Failure::new(unconfirmed(&error))),
+            Some(Err(error)) => {
                 output::say(&error.to_string());
+                give_up(leases, last_words(connection)).await;
                 Ok(Exit::LOST)
             }
-            Err(error) => Err(error.into()),
+            None => Ok(Exit::FAILED),
+        }
+    }
+
+    /// Keeps the name until the input ends, a signal comes, or the lease is lost. Prints the line first.
+    async fn keep(&self, held: &Acquired, endings: &mut Endings) -> End {
+        let Acquired { lease, slot } = held;
+        let mut line = json!({
+            "name": self.name,
+            "holder": lease.holder_id().to_string(),
+            "fence": lease.fence(),
+            "left_ms": output::millis(lease.remaining()),
+        });
+        if let Some(slot) = slot {
+            line["slot"] = (*slot).into();
+        }
+        let read = async {
+            output::object_to_reader(&line).await?;
+            input_ends().await;
+            Ok(())
+        };
+        tokio::select! {
+            result = read => End::Read(result),
+            _ = endings.recv() => End::Signalled,
+            never = described(lease) => match never {},
+            loss = lease.lost() => End::Lost(loss),
         }
     }
 
@@ -103,9 +146,28 @@ impl Hold {
     }
 }
 
-/// Says who has taken a lease away, and why, if the one who did has left a note.
+/// Why a name is not kept any longer.
+enum End {
+    /// The input has ended, or the line could not be printed.
+    Read(Result<(), Failure>),
+    Signalled,
+    Lost(Loss),
+}
+
+/// Returns how long the store is asked after a loss: a quarter of the grace, so that the command ends before another process can
+/// have the name.
+fn last_words(connection: &Connection) -> Duration {
+    (connection.ttl / 10).min(Duration::from_secs(2)) / 4
+}
+
+/// Says who has taken a lease away, and why, if the one who did has left a note. The store is asked only after a loss of which
+/// it has spoken itself.
 pub(crate) async fn say_why(lease: &Lease) {
-    if let Ok(Some(note)) = lease.note().await {
+    let loss = lease.check().err().and_then(|error| error.loss());
+    if !matches!(loss, Some(Loss::Gone | Loss::Taken | Loss::Revoked | Loss::Stolen)) {
+        return;
+    }
+    if let Ok(Ok(Some(note))) = timeout(NOTE, lease.note()).await {
         output::say(&format!("{} has taken it away: {}", note.by, note.why));
     }
 }

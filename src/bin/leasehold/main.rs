@@ -17,6 +17,7 @@ mod look;
 mod outage;
 mod output;
 mod pages;
+mod release;
 #[cfg_attr(not(target_os = "linux"), path = "run/elsewhere.rs")]
 mod run;
 mod runtime;

@@ -14,15 +14,29 @@ pub(crate) fn say(message: &str) {
 
 /// Prints a line on the standard output.
 ///
-/// Fails if it cannot be written, as on a full disk. A reader that has closed the pipe has seen enough: the command ends at
-/// the next line, without a word.
+/// Fails if it cannot be written, as on a full disk. A reader that has closed the pipe has seen enough: the failure at the
+/// next line ends the command without a word.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
+    write(text).map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Failure::unread(),
+        _ => unwritten(&error),
+    })
+}
+
+/// Prints an object in a line, for a reader that must have it. The wait for a reader that is slow blocks no other task.
+pub(crate) async fn object_to_reader(object: &Value) -> Result<(), Failure> {
+    let text = without_controls(&object.to_string());
+    let written = tokio::task::spawn_blocking(move || write(&text)).await;
+    written.map_err(io::Error::other).flatten().map_err(|error| unwritten(&error))
+}
+
+fn write(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
-        Err(error) => Err(Failure::new(format!("the standard output cannot be written: {error}"))),
-    }
+    writeln!(stdout, "{text}").and_then(|()| stdout.flush())
+}
+
+fn unwritten(error: &io::Error) -> Failure {
+    Failure::new(format!("the standard output cannot be written: {error}"))
 }
 
 /// Prints an object in a line.

@@ -3,13 +3,13 @@
 //! # Invariants
 //!
 //! 1. **As good as a grant.** A reader joins a hold only if it may rely on it for as long as on a new grant
-//!    ([`State::join`](crate::engine::machine::hold::State::join)), with at most T/10 less of `max_hold`, and never one that is
-//!    being released or changes its mode.
+//!    ([`State::join`](crate::engine::machine::hold::State::join)), with at most T/10 less of `max_hold`, or a tenth of
+//!    it if that is shorter, and never one that is being released or changes its mode.
 //! 2. **No reader overtakes.** It joins at once only if no waiter of this process is in the queue. One that waits joins when no
 //!    writer is before it.
 //! 3. **The store is asked each T/10.** A hold is joined no longer than that after its grant. Later readers ask for a hold
 //!    of their own, which younger ones join, and an old hold is never waited for. So a writer elsewhere is served, and a
-//!    process has at most one hold for each T/10 of its longest read.
+//!    process has at most one hold for each T/10 of its longest read, or for each tenth of a shorter `max_hold`.
 //! 4. **Known to the store once.** Its count there is always 1, so neither a join nor a re-entry sends anything. The last
 //!    lease that ends, of whichever handle, has the hold released.
 
@@ -45,7 +45,7 @@ pub(in crate::engine) fn join(
     // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
     // After a downgrade `max_hold` counts from the grant of the writer, which may be long ago.
     let has_its_time = match (inner.state.max_until(), core.settings.max_hold) {
-        (Some(end), Some(max)) => now + max <= end + core.timing.longest_chain,
+        (Some(end), Some(max)) => now + max <= end + core.timing.longest_chain.min(max / 10),
         _ => true,
     };
     let joins = has_its_time && inner.state.join(&core.timing, now);

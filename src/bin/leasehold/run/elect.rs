@@ -11,6 +11,7 @@ use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
 use crate::outage::Outage;
 use crate::output::say;
+use crate::release::{Release, TAKEN_BACK, give_up};
 use crate::runtime::on_runtime;
 use crate::signals::{self, Endings};
 use clap::Args;
@@ -51,9 +52,7 @@ impl Elect {
             leases = Outage::new(Limit::Forever).connect(connection, &builder) => leases?,
             signal = signals.next() => return Ok(ended_by(signal)),
         };
-        let result = self.stand_with(connection, &leases, &mut signals).await;
-        held::close(&leases).await;
-        result
+        self.stand_with(connection, &leases, &mut signals).await
     }
 
     async fn stand_with(
@@ -69,35 +68,40 @@ impl Elect {
         let mut candidate = leases.election(&self.name).candidate(value);
         loop {
             let leadership = tokio::select! {
-                leadership = campaign(&mut candidate) => leadership?,
-                signal = signals.next() => return Ok(ended_by(signal)),
+                leadership = campaign(&mut candidate) => leadership,
+                signal = signals.next() => {
+                    give_up(leases, TAKEN_BACK).await;
+                    return Ok(ended_by(signal));
+                }
+            };
+            let leadership = match leadership {
+                Ok(leadership) => leadership,
+                Err(failure) => {
+                    give_up(leases, TAKEN_BACK).await;
+                    return Err(failure);
+                }
             };
             if self.program.verbose {
                 say(&format!("{}: this process leads", self.name));
             }
             // The supervision forwards them to the program, so it does not say which there were.
             let mut endings = Endings::new()?;
-            let outcome = self.lead(&leadership, connection, signals).await?;
-            match outcome {
-                Outcome::Lost => {
-                    if let Some(signal) = endings.received() {
-                        return Ok(signals::ended_by(signal));
-                    }
-                    say(&format!("{}: stands again", self.name));
+            let outcome = self.lead(&leadership, connection, signals).await;
+            if let Ok(Outcome::Lost) = outcome {
+                if let Some(signal) = endings.received() {
+                    drop(leadership);
+                    give_up(leases, TAKEN_BACK).await;
+                    return Ok(signals::ended_by(signal));
                 }
-                Outcome::Ended(code) => {
-                    if let Err(error) = leadership.resign().await
-                        && self.program.verbose
-                    {
-                        say(&format!("the release failed: {error}"));
-                    }
-                    return Ok(Exit(code));
-                }
-                Outcome::Unkept => {
-                    let _ = leadership.resign().await;
-                    return Ok(Exit::FAILED);
-                }
+                say(&format!("{}: stands again", self.name));
+                continue;
             }
+            let work = held::release(leadership.resign(), leases, self.program.verbose);
+            Release::after(0, &self.name).part(work, async || signals.ending().await).await;
+            return Ok(match outcome? {
+                Outcome::Ended(code) => Exit(code),
+                Outcome::Lost | Outcome::Unkept => Exit::FAILED,
+            });
         }
     }
 

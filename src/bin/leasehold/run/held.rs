@@ -7,6 +7,7 @@ use crate::exit::Failure;
 use crate::hold::{described, say_why};
 use crate::outage::Outage;
 use crate::output::say;
+use crate::release::unconfirmed;
 use leasehold::{Lease, LeaseManager, Loss, MultiLease, Result};
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -103,12 +104,24 @@ impl Held {
     }
 }
 
-/// Closes a manager, which gives up the arrivals of a wait that has ended, and tries a release again that was not confirmed.
+/// Releases what this process has, and closes the manager, which tries again what was not confirmed.
+pub(super) async fn release(
+    unlock: impl Future<Output = Result<()>>,
+    leases: &LeaseManager,
+    is_verbose: bool,
+) {
+    if let Err(error) = unlock.await
+        && is_verbose
+    {
+        say(&format!("the release failed: {error}"));
+    }
+    close(leases).await;
+}
+
+/// Closes a manager, and says what follows if a release was not confirmed.
 pub(super) async fn close(leases: &LeaseManager) {
     if let Err(error) = leases.close().await {
-        say(&format!(
-            "the store has not confirmed the release; the name is free after the ttl: {error}"
-        ));
+        say(&unconfirmed(&error));
     }
 }
 

@@ -38,6 +38,7 @@ use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::outage::Outage;
 use crate::output::say;
+use crate::release::{Release, TAKEN_BACK, give_up};
 use crate::runtime::on_runtime;
 use clap::Args;
 pub(crate) use elect::Elect;
@@ -171,76 +172,102 @@ impl Run {
             leases = outage.connect(connection, &builder) => leases?,
             signal = signals.next() => return Ok(ended_by(signal)),
         };
-        let result = self.run_with(connection, &leases, limit, &mut signals).await;
-        held::close(&leases).await;
-        result
+        if self.once.is_some() {
+            return self.run_once(connection, &leases, limit, &mut signals).await;
+        }
+        let held = tokio::select! {
+            held = held::acquire(&self, &leases, limit) => held,
+            signal = signals.next() => {
+                give_up(&leases, TAKEN_BACK).await;
+                return Ok(ended_by(signal));
+            }
+            never = self.says_that_it_waits() => match never {},
+        };
+        match held {
+            Ok(Some(held)) => self.run_with(connection, &leases, held, &mut signals).await,
+            Ok(None) => {
+                give_up(&leases, TAKEN_BACK).await;
+                Ok(self.busy())
+            }
+            Err(failure) => {
+                give_up(&leases, TAKEN_BACK).await;
+                Err(failure)
+            }
+        }
     }
 
+    /// Runs the program while this process has the names, and releases them.
     async fn run_with(
         &self,
         connection: &Connection,
         leases: &LeaseManager,
-        limit: Limit,
+        held: Held,
         signals: &mut Signals,
     ) -> Result<Exit, Failure> {
         let grace = self.program.grace(connection);
-        if let Some(keep) = self.once {
-            return self.run_once(connection, leases, keep, limit, signals).await;
-        }
-        let held = tokio::select! {
-            held = held::acquire(self, leases, limit) => held?,
-            signal = signals.next() => return Ok(ended_by(signal)),
-            never = self.says_that_it_waits() => match never {},
-        };
-        let Some(held) = held else {
-            return Ok(self.busy());
-        };
         let outcome = tokio::select! {
             outcome = self.supervise(connection, &held, grace, signals) => outcome,
             never = held.described() => match never {},
         };
         if matches!(outcome, Ok(Outcome::Lost)) {
             held.say_why().await;
-        }
-        // A lost lease has nothing to release. One whose release fails is tried again when the manager is closed.
-        if !matches!(outcome, Ok(Outcome::Lost))
-            && let Err(error) = held.unlock().await
-            && self.program.verbose
-        {
-            say(&format!("the release failed: {error}"));
+            drop(held);
+            give_up(leases, TAKEN_BACK).await;
+        } else {
+            let names = self.names.join(", ");
+            let work = held::release(held.unlock(), leases, self.program.verbose);
+            Release::after(0, &names).part(work, async || signals.ending().await).await;
         }
         Ok(supervise::exit(self, outcome?))
     }
 
-    /// Runs the program once. While the store does not answer, it tries again, as long as the wait allows it.
+    /// Runs the program once.
     async fn run_once(
         &self,
         connection: &Connection,
         leases: &LeaseManager,
-        keep: Duration,
         limit: Limit,
         signals: &mut Signals,
     ) -> Result<Exit, Failure> {
-        let scope = self.scope(connection);
-        let grace = self.program.grace(connection);
+        let names = self.names.join(", ");
+        let mut release = Release::after(0, &names);
+        let done = self.once_in_outages(connection, leases, limit, signals, &mut release).await;
+        match done {
+            Ok(Done::Ran(Outcome::Ended(_) | Outcome::Unkept)) => {
+                release.part(held::close(leases), async || signals.ending().await).await;
+            }
+            _ => give_up(leases, TAKEN_BACK).await,
+        }
+        Ok(match done? {
+            Done::Ran(outcome) => supervise::exit(self, outcome),
+            Done::Busy => self.busy(),
+            Done::Before(closed) => {
+                if self.program.verbose {
+                    say(&format!("{names} is done: {closed:?}"));
+                }
+                Exit::SUCCESS
+            }
+            Done::Signalled(signal) => ended_by(signal),
+        })
+    }
+
+    /// While the store does not answer, it tries again, as long as the wait allows it.
+    async fn once_in_outages(
+        &self,
+        connection: &Connection,
+        leases: &LeaseManager,
+        limit: Limit,
+        signals: &mut Signals,
+        release: &mut Release<'_>,
+    ) -> Result<Done, Failure> {
         let mut outage = Outage::new(limit).fails_fast(self.fail_fast);
         loop {
-            match once::run_once(self, leases, scope, keep, limit, grace, signals).await? {
-                Done::Ran(outcome) => return Ok(supervise::exit(self, outcome)),
-                Done::Busy => return Ok(self.busy()),
-                Done::Before(closed) => {
-                    if self.program.verbose {
-                        say(&format!("{} is done: {closed:?}", self.names.join(", ")));
-                    }
-                    return Ok(Exit::SUCCESS);
-                }
-                Done::Signalled(signal) => return Ok(ended_by(signal)),
-                Done::Unavailable(error) => {
-                    tokio::select! {
-                        paused = outage.pause(error.into()) => paused?,
-                        signal = signals.next() => return Ok(ended_by(signal)),
-                    }
-                }
+            match once::run_once(self, connection, leases, limit, signals, release).await {
+                Ok(done) => return Ok(done),
+                Err(failure) => tokio::select! {
+                    paused = outage.pause(failure) => paused?,
+                    signal = signals.next() => return Ok(Done::Signalled(signal)),
+                },
             }
         }
     }

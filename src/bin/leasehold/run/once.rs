@@ -2,14 +2,15 @@
 
 use super::Run;
 use super::clock::Moment;
-use super::environment::Scope;
 use super::held::Entry;
 use super::signals::Signals;
 use super::supervise::{Grant, Outcome, supervise};
 use crate::acquire::Limit;
+use crate::connection::Connection;
 use crate::exit::Failure;
 use crate::output::say;
-use leasehold::{Closed, Error, ErrorKind, Lease, LeaseManager, Loss, Once};
+use crate::release::Release;
+use leasehold::{Closed, Lease, LeaseManager, Loss, Once};
 use rustix::process::Signal;
 use std::cell::Cell;
 use std::pin::{Pin, pin};
@@ -30,8 +31,6 @@ pub(super) enum Done {
     Before(Closed),
     /// A signal has ended the wait.
     Signalled(Signal),
-    /// The store does not answer, and nothing has run.
-    Unavailable(Error),
 }
 
 /// What became of the part that runs the program.
@@ -49,18 +48,20 @@ struct Begun {
     lost: Pin<Box<dyn Future<Output = Loss> + Send>>,
 }
 
-/// Runs the program, if the key is not closed. A success closes it for `keep`.
+/// Runs the program, if the key is not closed. A success closes it for the time of `--once`.
+///
+/// Fails with an outage only if nothing has run.
 pub(super) async fn run_once(
     run: &Run,
+    connection: &Connection,
     leases: &LeaseManager,
-    scope: Scope,
-    keep: Duration,
     limit: Limit,
-    grace: Duration,
     signals: &mut Signals,
+    release: &mut Release<'_>,
 ) -> Result<Done, Failure> {
     let name = run.names.first().map(String::as_str).unwrap_or_default();
     let wait = limit.left().unwrap_or(FOREVER).min(FOREVER);
+    let keep = run.once.unwrap_or_default();
     let job = leases.once(name).keep(keep).wait(wait).label(run.program.label());
     let stop = Cell::new(Moment::default());
     let (begin, begun) = oneshot::channel();
@@ -92,6 +93,8 @@ pub(super) async fn run_once(
             signal = signals.next() => return Child::Signalled(signal),
         };
         let read = || stop.get();
+        let scope = run.scope(connection);
+        let grace = run.program.grace(connection);
         let grant = Grant { scope, entries: vec![entry], slot: None, grace, stop: &read, lost };
         let outcome = supervise(&run.program, grant, signals).await;
         if let Ok(outcome) = &outcome {
@@ -100,14 +103,16 @@ pub(super) async fn run_once(
         Child::Ran(outcome)
     };
     let mut work = pin!(job.run(body));
-    let mut child = pin!(child);
     let mut once = None;
-    let child = tokio::select! {
-        biased;
-        child = &mut child => child,
-        done = &mut work => {
-            once = Some(done);
-            child.await
+    let child = {
+        let mut child = pin!(child);
+        tokio::select! {
+            biased;
+            child = &mut child => child,
+            done = &mut work => {
+                once = Some(done);
+                child.await
+            }
         }
     };
     if let Child::Signalled(signal) = child {
@@ -115,26 +120,29 @@ pub(super) async fn run_once(
         return Ok(Done::Signalled(signal));
     }
     let once = match once {
-        Some(once) => once,
-        None => work.await,
+        Some(once) => Some(once),
+        // The success is written, or the name is released.
+        None => release.part(work, async || signals.ending().await).await,
     };
     if let Child::Ran(outcome) = child {
         let outcome = outcome?;
         match once {
-            Ok(Once::Unconfirmed(_, error)) => {
+            Some(Ok(Once::Unconfirmed(_, error))) => {
                 say(&format!(
                     "the store did not confirm that this is done; it may run once more: {error}"
                 ));
             }
-            Err(error) if outcome != Outcome::Lost => say(&error.to_string()),
+            Some(Err(error)) if outcome != Outcome::Lost => say(&error.to_string()),
+            None if outcome == Outcome::Ended(0) => {
+                say("the store did not confirm that this is done; it may run once more");
+            }
             _ => {}
         }
         return Ok(Done::Ran(outcome));
     }
     match once {
-        Err(error) if error.kind() == ErrorKind::Unavailable => Ok(Done::Unavailable(error)),
-        Err(error) => Err(error.into()),
-        Ok(Once::AlreadyDone(closed)) => Ok(Done::Before(closed)),
-        Ok(_) => Ok(Done::Busy),
+        Some(Err(error)) => Err(error.into()),
+        Some(Ok(Once::AlreadyDone(closed))) => Ok(Done::Before(closed)),
+        _ => Ok(Done::Busy),
     }
 }

@@ -88,6 +88,11 @@ impl Signals {
         Ok(())
     }
 
+    /// Waits for the next one that ends a wait.
+    pub(super) async fn ending(&mut self) {
+        while !ENDING.contains(&self.next().await) {}
+    }
+
     /// Waits for the next signal.
     pub(super) async fn next(&mut self) -> Signal {
         match self.received.recv().await {

@@ -437,6 +437,12 @@ impl Builder {
         self
     }
 
+    /// Takes back what a memory store does not have: the settings of connections, and those that need a thread.
+    #[cfg(feature = "testing")]
+    pub(crate) fn without_server(self) -> Self {
+        Self { remote: Remote::default(), on_overrun: None, dedicated_thread: Some(false), ..self }
+    }
+
     /// Describes the process of this manager in the store: service, version, host and process id.
     ///
     /// The ids of holders, of readers and permits too, of waiters in a line and of those that closed a name lead to it:

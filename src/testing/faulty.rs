@@ -52,7 +52,18 @@ pub struct FaultyStore<S: ?Sized> {
     capabilities: Capabilities,
     /// False if it grants each name by itself, whatever the store does.
     atomic: bool,
+    /// Counts the calls at one instant, if a task that makes too many of them must yield.
+    burst: Option<Mutex<Burst>>,
     inner: Arc<S>,
+}
+
+/// The number of calls at one instant after which each of them yields, as one to a server does.
+const BURST: u32 = 1_000;
+
+#[derive(Debug)]
+struct Burst {
+    at: Instant,
+    calls: u32,
 }
 
 /// Controls a [`FaultyStore`]: has its rules, and counts its calls.
@@ -102,7 +113,8 @@ impl Faults {
         self.add(Rule::new(Fault::unavailable()).until(self.0.clock.now() + length));
     }
 
-    /// Begins a silence: no call is answered until [`heal`](Faults::heal), as [`Fault::Hang`] says.
+    /// Begins a silence: no call is answered until [`heal`](Faults::heal), as [`Fault::Hang`] says. A call that is
+    /// [delayed](Fault::Delay) when it begins is answered after the heal too.
     ///
     /// ```
     /// use leasehold::store::MemoryStore;
@@ -164,6 +176,18 @@ impl Faults {
         Some(rule.strike())
     }
 
+    /// Waits while no call is answered: what is under way then arrives after the heal.
+    async fn until_no_silence(&self) {
+        loop {
+            let healed = self.healed();
+            let now = self.0.clock.now();
+            if !self.rules().iter().any(|rule| rule.is_silence(now)) {
+                return;
+            }
+            healed.await;
+        }
+    }
+
     /// Waits for a heal after this call, not after the first poll.
     fn healed(&self) -> impl Future<Output = ()> + Send + use<> {
         Arc::clone(&self.0.healed).notified_owned()
@@ -188,7 +212,30 @@ impl<S: Store + ?Sized> FaultyStore<S> {
             calls: watch::Sender::default(),
         }));
         let capabilities = store.capabilities();
-        (Self { faults: faults.clone(), capabilities, atomic: true, inner: store }, faults)
+        let store =
+            Self { faults: faults.clone(), capabilities, atomic: true, burst: None, inner: store };
+        (store, faults)
+    }
+
+    /// Yields in a long burst of calls at one instant, so that code which never waits for a timer is polled again and again.
+    pub(super) fn yielding(mut self) -> Self
+    where
+        S: Sized,
+    {
+        self.burst = Some(Mutex::new(Burst { at: self.faults.0.clock.now(), calls: 0 }));
+        self
+    }
+
+    /// Counts a call. Returns whether it must yield.
+    fn is_in_burst(&self) -> bool {
+        let Some(burst) = &self.burst else { return false };
+        let now = self.faults.0.clock.now();
+        let mut burst = burst.lock();
+        if burst.at != now {
+            *burst = Burst { at: now, calls: 0 };
+        }
+        burst.calls = burst.calls.saturating_add(1);
+        burst.calls > BURST
     }
 
     /// Grants each name by itself, so that [`is_atomic`](Store::is_atomic) returns false.
@@ -241,6 +288,13 @@ impl<S: Store + ?Sized> FaultyStore<S> {
         let inner = Arc::clone(&self.inner);
         let sent = self.clock().now();
         match fault {
+            None if self.is_in_burst() => {
+                let reply = run(inner);
+                Box::pin(async move {
+                    tokio::task::yield_now().await;
+                    reply.await
+                })
+            }
             None => Box::pin(run(inner)),
             Some(Fault::Fail(error)) => Box::pin(async move { Err(error) }),
             Some(Fault::Panic) => Box::pin(async { panic!("the store was told to panic") }),
@@ -272,10 +326,14 @@ impl<S: Store + ?Sized> FaultyStore<S> {
                 });
                 Box::pin(async move { Err(lost()) })
             }
-            Some(Fault::Delay(time)) => Box::pin(async move {
-                tokio::time::sleep(time).await;
-                Ok(backdate(run(inner).await?, sent))
-            }),
+            Some(Fault::Delay(time)) => {
+                let faults = self.faults.clone();
+                Box::pin(async move {
+                    tokio::time::sleep(time).await;
+                    faults.until_no_silence().await;
+                    Ok(backdate(run(inner).await?, sent))
+                })
+            }
         }
     }
 }

@@ -85,6 +85,13 @@ impl Rule {
             && (self.names.is_empty() || self.names.iter().any(of_name))
     }
 
+    /// Returns whether it makes all calls hang.
+    pub(super) fn is_silence(&self, now: Instant) -> bool {
+        let is_of_all = self.calls.is_empty() && self.names.is_empty();
+        let is_over = self.times == 0 || self.end.is_some_and(|end| now >= end);
+        matches!(self.fault, Fault::Hang) && is_of_all && !is_over
+    }
+
     /// Returns the fault of a call that it strikes, and counts the call.
     pub(super) fn strike(&mut self) -> Fault {
         self.times -= 1;

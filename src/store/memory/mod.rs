@@ -77,6 +77,8 @@ struct State {
     to_wake: Vec<Signal>,
     /// When it last forgot everything.
     restarted: Option<Instant>,
+    /// When each name was last taken from its holder by force, if that is to be known.
+    taken: Option<NameMap<Instant>>,
     /// At how many names the dead ones are swept out next; doubles, so that a grant costs O(1).
     sweep_at: usize,
 }
@@ -111,10 +113,32 @@ impl MemoryStore {
         Self { clock, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Creates an empty store whose fencing tokens begin at zero, so that a test can be repeated.
+    /// Creates an empty store whose fencing tokens begin at zero, so that a test can be repeated. It knows which names were
+    /// taken by force.
     #[cfg(feature = "testing")]
     pub(crate) fn at_origin() -> Self {
-        Self { clock: Clock::tokio(), state: Arc::default() }
+        let state = State { taken: Some(NameMap::default()), ..State::default() };
+        Self { clock: Clock::tokio(), state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Returns the time since a name was last stolen, or released by force.
+    #[cfg(feature = "testing")]
+    pub(crate) fn taken_ago(&self, name: &str) -> Option<Duration> {
+        let now = self.clock.now();
+        let name = Name::new(name).ok()?;
+        let at = self.lock().taken.as_ref()?.get(&name).copied()?;
+        Some(now.saturating_duration_since(at))
+    }
+
+    /// Deletes what one holder has under `name`, and wakes no waiter. Returns whether it had it.
+    #[cfg(feature = "testing")]
+    pub(crate) fn forget(&self, name: &Name, holder: HolderId) -> bool {
+        let now = self.clock.now();
+        let mut state = self.lock();
+        if state.own(name, holder, now).is_ok() {
+            return state.holds.remove(name).is_some();
+        }
+        state.shared(name, now).is_some_and(|shared| shared.forget(holder))
     }
 
     /// Deletes what is under `name`, as an operator's `DEL` would, and wakes no waiter. Returns whether there was a hold.
@@ -179,6 +203,13 @@ impl MemoryStore {
 }
 
 impl State {
+    /// Records that a name is taken from its holder by force.
+    fn takes(&mut self, name: &Name, now: Instant) {
+        if let Some(taken) = &mut self.taken {
+            taken.insert(name.clone(), now);
+        }
+    }
+
     /// Returns the live entry of a name.
     fn entry(&mut self, name: &Name, now: Instant) -> Option<&mut Entry> {
         self.holds.get_mut(name).filter(|entry| entry.expires > now)

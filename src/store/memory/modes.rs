@@ -72,6 +72,14 @@ impl Shared {
         !self.holds.is_empty() || self.kept > now || self.waits(now).next().is_some()
     }
 
+    /// Ends the hold of one holder. Returns whether it had one.
+    #[cfg(feature = "testing")]
+    pub(super) fn forget(&mut self, holder: HolderId) -> bool {
+        let before = self.holds.len();
+        self.holds.retain(|hold| hold.holder != holder);
+        self.holds.len() < before
+    }
+
     /// Returns the number of holds that have not expired.
     pub(super) fn len(&self, now: Instant) -> usize {
         self.holds.iter().filter(|hold| hold.expires > now).count()

@@ -77,6 +77,7 @@ pub(super) fn steal(
     let entry =
         Entry { holder: acquire.holder, count: 1, fence, expires, metadata: None, closed: None };
     state.holds.insert(name.clone(), entry);
+    state.takes(name, now);
     let note = Note::new(Act::Stolen, reason.clone(), SystemTime::now());
     leave_note(state, name, note.with_fence_to_beat(fence), vec![from.clone()], now);
     if let Some(left) = state.notes.get_mut(name) {

@@ -153,6 +153,7 @@ impl Store for MemoryStore {
             notes::note_forced(state, &request, now);
             state.shared.remove(name);
             state.holds.remove(name);
+            state.takes(name, now);
             wake::wake(state, name, None);
             Ok(held)
         })

@@ -13,16 +13,12 @@ pub(super) struct Gate(Mutex<State>);
 struct State {
     /// The number of freezes that have not ended.
     frozen: u32,
-    /// The number of freezes so far.
-    count: u64,
     wakers: Vec<Waker>,
 }
 
 impl Gate {
     pub(super) fn freeze(&self) {
-        let mut state = self.0.lock();
-        state.frozen += 1;
-        state.count += 1;
+        self.0.lock().frozen += 1;
     }
 
     /// Ends one freeze. The tasks are polled again after the last one.
@@ -39,11 +35,6 @@ impl Gate {
 
     pub(super) fn is_frozen(&self) -> bool {
         self.0.lock().frozen > 0
-    }
-
-    /// Returns the number of freezes so far.
-    pub(super) fn freezes(&self) -> u64 {
-        self.0.lock().count
     }
 
     /// Waits until the process runs.

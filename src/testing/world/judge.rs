@@ -2,6 +2,7 @@
 //!
 //! It takes the time and all else as values, and waits for nothing: [`World`](super::World) does that.
 
+use super::INSTANT;
 use super::story::{Seconds, Story, Who};
 use crate::error::Loss;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,8 +29,11 @@ pub enum Breach {
     Panic,
     /// The future that was given to [`Seeds::run`](crate::testing::Seeds::run) has returned an error.
     Error,
-    /// The code under test is not finished when the [limit](crate::testing::Seeds::limit) is reached.
+    /// The code under test is not finished when the [limit](crate::testing::Seeds::limit) is reached, or time stands still: it
+    /// is ready again and again, and waits for no timer.
     Unfinished,
+    /// No seed shows anything: no work is reported in any of them. The [`Failure`](crate::testing::Failure) is that of the last.
+    NoWork,
 }
 
 impl Breach {
@@ -43,6 +47,7 @@ impl Breach {
             Self::Panic => "no panic",
             Self::Error => "no error",
             Self::Unfinished => "an end within the limit",
+            Self::NoWork => "work in one of the seeds at least",
         }
     }
 
@@ -56,12 +61,15 @@ impl Breach {
                 "the handler must keep the lease until the work is over: bind it to a variable that lives as long"
             }
             Self::Order => {
-                "no handler can prevent this: the resource must refuse a token that is smaller than one it has seen"
+                "the resource must refuse a token that is smaller than one it has seen: a handler that stops at its loss cannot prevent each late write"
             }
             Self::Overlap => "leasehold breaks its promise: report it, with the seed",
             Self::Panic | Self::Error => "see the message",
             Self::Unfinished => {
                 "something waits forever, or takes longer: see the last lines, and `Seeds::limit`"
+            }
+            Self::NoWork => {
+                "see whether the code comes to its work, and report it by `World::enter` or `World::write`"
             }
         }
     }
@@ -127,9 +135,43 @@ impl Lease {
 /// Two reports that must be looked at again a moment later: what happens at the same instant has no order.
 #[derive(Clone, Debug)]
 pub(super) struct Doubt {
-    earlier: Token,
-    later: Token,
+    pub(super) earlier: Token,
+    pub(super) later: Token,
+    /// When it came up.
+    at: Duration,
     what: &'static str,
+}
+
+/// Whether the leases of a doubt lived when it came up, lost or not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Kept {
+    pub(super) earlier: bool,
+    pub(super) later: bool,
+}
+
+/// What there was to be judged.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Work was reported.
+    work: bool,
+    /// Leases were granted that have a token.
+    tokens: bool,
+    /// Leases were granted that have none, so that no work of theirs can be reported.
+    permits: bool,
+}
+
+impl Seen {
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            work: self.work || other.work,
+            tokens: self.tokens || other.tokens,
+            permits: self.permits || other.permits,
+        }
+    }
+
+    pub(super) fn shows_nothing(self) -> bool {
+        !self.work && (self.tokens || !self.permits)
+    }
 }
 
 /// The answer to a report of work that begins.
@@ -157,9 +199,22 @@ pub(super) struct Judge {
     /// When a fault last made the store forget all of them.
     flushed: Option<Duration>,
     frozen: BTreeSet<usize>,
+    /// When each process last began to run again.
+    thawed: BTreeMap<usize, Duration>,
+    /// The time in which work must stop after a loss.
+    grace: Duration,
+    seen: Seen,
 }
 
 impl Judge {
+    pub(super) fn new(grace: Duration) -> Self {
+        Self { grace, ..Self::default() }
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        self.seen
+    }
+
     pub(super) fn verdict(&self) -> Option<&Verdict> {
         self.verdict.as_ref()
     }
@@ -181,24 +236,34 @@ impl Judge {
         self.verdict.get_or_insert(Verdict { breach, text });
     }
 
-    pub(super) fn set_frozen(&mut self, manager: usize, is_frozen: bool) {
-        if is_frozen {
-            self.frozen.insert(manager);
-        } else {
-            self.frozen.remove(&manager);
-        }
+    pub(super) fn freezes(&mut self, manager: usize) {
+        self.frozen.insert(manager);
     }
 
-    /// Records that a fault makes the store forget a name, or all of them.
-    pub(super) fn forgets(&mut self, now: Duration, name: Option<&str>) {
+    pub(super) fn thaws(&mut self, now: Duration, manager: usize) {
+        self.frozen.remove(&manager);
+        self.thawed.insert(manager, now);
+    }
+
+    /// Records that the store forgets a name, or all of them: by a fault, or because it is taken by force.
+    pub(super) fn forgets(&mut self, at: Duration, name: Option<&str>) {
         match name {
-            Some(name) => drop(self.forgotten.insert(name.to_owned(), now)),
-            None => self.flushed = Some(now),
+            Some(name) => {
+                let last = self.forgotten.entry(name.to_owned()).or_insert(at);
+                *last = at.max(*last);
+            }
+            None => self.flushed = Some(at),
         }
     }
 
     pub(super) fn granted(&mut self, token: Token, lease: Lease) {
+        self.seen.tokens = true;
         self.leases.entry(token).or_insert(lease);
+    }
+
+    /// Records the grant of a lease that has no token.
+    pub(super) fn granted_without_token(&mut self) {
+        self.seen.permits = true;
     }
 
     pub(super) fn began(&self, token: &Token) -> Option<Duration> {
@@ -211,8 +276,23 @@ impl Judge {
         lease.ended.get_or_insert(Ended { at: now, how }).at
     }
 
+    /// Returns when work must have stopped, if its lease was lost: its process has run for the grace by then, unless it is
+    /// frozen now.
+    pub(super) fn must_stop(&self, token: &Token) -> Option<Stop> {
+        let Lease { manager, ended, .. } = *self.leases.get(token)?;
+        let Some(Ended { at: lost, how: End::Lost(_) }) = ended else { return None };
+        let thawed = self.thawed.get(&manager).copied().unwrap_or_default();
+        Some(Stop { manager, at: lost.max(thawed).saturating_add(self.grace) })
+    }
+
+    /// Returns a lost lease under which work goes on.
+    pub(super) fn work_after_loss(&self) -> Option<Token> {
+        self.visits.values().find(|token| self.must_stop(token).is_some()).cloned()
+    }
+
     /// Work begins. Without a lease the judge has yet to look for one: see [`Self::without_lease`].
     pub(super) fn enter(&mut self, now: Duration, token: Token, lease: Option<Lease>) -> Entered {
+        self.seen.work = true;
         self.last_visit += 1;
         let id = self.last_visit;
         let mut doubts = Vec::new();
@@ -223,6 +303,7 @@ impl Judge {
             let doubt = |earlier: &Token, what| Doubt {
                 earlier: earlier.clone(),
                 later: token.clone(),
+                at: now,
                 what,
             };
             let others = self.visits.values().filter(|other| {
@@ -240,7 +321,11 @@ impl Judge {
                 *last = token.fence;
             }
         }
+        let stop = self.must_stop(&token).filter(|stop| !self.frozen.contains(&stop.manager));
         self.visits.insert(id, token);
+        if stop.is_some_and(|stop| now >= stop.at + INSTANT) {
+            self.after_loss(now, id, "begins to work on");
+        }
         Entered { id, doubts }
     }
 
@@ -253,11 +338,17 @@ impl Judge {
     }
 
     /// Looks at two reports again, a moment after the second of them.
-    pub(super) fn settle(&mut self, now: Duration, doubt: &Doubt) {
-        let Doubt { earlier, later, what } = doubt;
+    pub(super) fn settle(&mut self, now: Duration, doubt: &Doubt, kept: Kept) {
+        let Doubt { earlier, later, at, what } = doubt;
         let known = |token: &Token| self.leases.get(token).copied();
         let (Some(first), Some(second)) = (known(earlier), known(later)) else { return };
-        let is_lost = |lease: Lease| matches!(lease.ended, Some(Ended { how: End::Lost(_), .. }));
+        let is_gone = |lease: Lease, is_kept: bool| match lease.ended {
+            Some(Ended { at: lost, how: End::Lost(loss) }) => {
+                let is_early = *at < lost.saturating_add(self.grace);
+                !(is_kept && is_early && comes_early(loss))
+            }
+            _ => false,
+        };
         let began = first.began.min(second.began);
         let forgotten = self.flushed.max(self.forgotten.get(&later.name).copied());
         let by_store = forgotten.is_some_and(|at| at >= began);
@@ -267,27 +358,39 @@ impl Judge {
             "{managers} {what} on {:?}, with the tokens {} and {}",
             later.name, earlier.fence, later.fence
         );
-        if is_lost(first) || is_lost(second) || by_store || is_frozen(first) || is_frozen(second) {
+        let is_gone = is_gone(first, kept.earlier) || is_gone(second, kept.later);
+        if is_gone || by_store || is_frozen(first) || is_frozen(second) {
             let text =
                 format!("{text}: a fault did that, and the resource must refuse the smaller");
             self.add_line(now, Who::Test, text);
         } else {
-            let text = format!("{text}; both leases are held, and no fault has taken one of them");
+            let lost = [first, second].iter().find_map(|lease| match lease.ended {
+                Some(Ended { how: End::Lost(loss), .. }) => Some(loss),
+                _ => None,
+            });
+            let text = match lost {
+                Some(loss) => {
+                    format!(
+                        "{text}, within the grace after a loss ({loss}): no other may have the name then"
+                    )
+                }
+                None => format!("{text}; both leases are held, and no fault has taken one of them"),
+            };
             self.fail(now, Breach::Overlap, text);
         }
     }
 
     /// The lease of work that goes on was lost, and the time to stop is over.
-    pub(super) fn after_loss(&mut self, now: Duration, id: u64, grace: Duration) {
+    pub(super) fn after_loss(&mut self, now: Duration, id: u64, what: &str) {
         let Some(token) = self.visits.get(&id) else { return };
         let Some(lease) = self.leases.get(token) else { return };
         let Some(Ended { at, how: End::Lost(loss) }) = lease.ended else { return };
         let text = format!(
-            "manager {} still works on {token} at {}; its lease was lost at {} ({loss}), and the {} to stop are over",
+            "manager {} {what} {token} at {}; its lease was lost at {} ({loss}), and the {} to stop are over",
             lease.manager,
             Seconds(now),
             Seconds(at),
-            Seconds(grace),
+            Seconds(self.grace),
         );
         self.fail(now, Breach::AfterLoss, text);
     }
@@ -302,14 +405,11 @@ impl Judge {
         }
     }
 
-    /// Judges work that began with a token of which no manager had a lease any more. Returns the time of the loss if the
-    /// lease was lost: then there is time to stop.
-    pub(super) fn without_lease(&mut self, now: Duration, token: &Token) -> Option<Lost> {
+    /// Judges work that began with a token of which no manager had a lease any more. If the lease was lost, there is time to
+    /// stop.
+    pub(super) fn without_lease(&mut self, now: Duration, token: &Token) {
         let text = match self.leases.get(token) {
-            Some(Lease { manager, ended: Some(Ended { at, how: End::Lost(_) }), .. }) => {
-                return Some(Lost { manager: *manager, at: *at });
-            }
-            Some(Lease { ended: None, .. }) => return None,
+            Some(Lease { ended: None | Some(Ended { how: End::Lost(_), .. }), .. }) => return,
             Some(Lease { manager, ended: Some(Ended { at, .. }), .. }) => format!(
                 "manager {manager} works on {token} at {}; its lease was released at {}",
                 Seconds(now),
@@ -324,18 +424,29 @@ impl Judge {
             }
         };
         self.fail(now, Breach::WithoutLease, text);
-        None
     }
 
-    /// A resource has accepted a write.
-    pub(super) fn write(&mut self, now: Duration, token: Token) {
+    /// A resource has accepted a write. `lease` is that of the token, if a manager has it now.
+    pub(super) fn write(&mut self, now: Duration, token: Token, lease: Option<Lease>) {
+        self.seen.work = true;
+        if let Some(lease) = lease {
+            self.granted(token.clone(), lease);
+        }
         let lease = self.leases.get(&token).copied();
         let who = lease.map_or(Who::Test, |lease| Who::Manager(lease.manager));
         self.add_line(now, who, format!("has written to {token}"));
         let last = self.written.get(&token.name).copied().unwrap_or(token.fence);
         if token.fence < last {
+            let stop = self.must_stop(&token).filter(|stop| now > stop.at + INSTANT);
+            let late = match stop {
+                Some(stop) => format!(
+                    "; its lease was lost, and the time to stop was over at {}: the handler must stop too",
+                    Seconds(stop.at)
+                ),
+                None => String::new(),
+            };
             let text = format!(
-                "{who} has written to {token} at {}, after a write with token {last}",
+                "{who} has written to {token} at {}, after a write with token {last}{late}",
                 Seconds(now)
             );
             self.fail(now, Breach::Order, text);
@@ -345,11 +456,16 @@ impl Judge {
     }
 }
 
-/// A lease that was lost.
+/// When the work of a manager must have stopped.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lost {
+pub(super) struct Stop {
     pub(super) manager: usize,
     pub(super) at: Duration,
+}
+
+/// Returns whether a loss comes a grace before the store lets the name go.
+fn comes_early(loss: Loss) -> bool {
+    matches!(loss, Loss::Expired | Loss::MaxHold | Loss::Stalled)
 }
 
 #[cfg(test)]
@@ -378,7 +494,7 @@ mod tests {
     fn overlap_without_a_fault_is_a_broken_promise() {
         let mut judge = Judge::default();
         let doubts = both_work(&mut judge, false);
-        doubts.iter().for_each(|doubt| judge.settle(at(2), doubt));
+        doubts.iter().for_each(|doubt| judge.settle(at(2), doubt, Kept::default()));
         assert_eq!(breach(&judge), Some(Breach::Overlap));
     }
 
@@ -387,7 +503,7 @@ mod tests {
         let faults: [fn(&mut Judge); 4] = [
             |judge| judge.forgets(at(1), Some("n")),
             |judge| judge.forgets(at(1), None),
-            |judge| judge.set_frozen(0, true),
+            |judge| judge.freezes(0),
             |judge| {
                 judge.ended(at(2), &token(1), End::Lost(Loss::Revoked));
             },
@@ -396,7 +512,7 @@ mod tests {
             let mut judge = Judge::default();
             let doubts = both_work(&mut judge, false);
             fault(&mut judge);
-            doubts.iter().for_each(|doubt| judge.settle(at(2), doubt));
+            doubts.iter().for_each(|doubt| judge.settle(at(2), doubt, Kept::default()));
             assert_eq!(breach(&judge), None);
             assert!(judge.story.to_string().contains("a fault did that"), "{}", judge.story);
         }
@@ -404,7 +520,7 @@ mod tests {
         judge.forgets(at(0), Some("n"));
         judge.forgets(at(1), Some("other"));
         let doubts = both_work(&mut judge, false);
-        doubts.iter().for_each(|doubt| judge.settle(at(2), doubt));
+        doubts.iter().for_each(|doubt| judge.settle(at(2), doubt, Kept::default()));
         assert_eq!(breach(&judge), Some(Breach::Overlap), "those faults were none of it");
     }
 
@@ -427,7 +543,7 @@ mod tests {
         judge.leave(at(2), first.id);
         let second = judge.enter(at(3), token(1), Some(Lease::new(1, false, at(3))));
         assert_eq!(second.doubts.len(), 1);
-        judge.settle(at(3), &second.doubts[0]);
+        judge.settle(at(3), &second.doubts[0], Kept::default());
         assert_eq!(breach(&judge), Some(Breach::Overlap));
     }
 
@@ -436,10 +552,10 @@ mod tests {
         let mut judge = Judge::default();
         judge.granted(token(5), Lease::new(0, true, at(0)));
         for fence in [1, 1, 3, 5, 4] {
-            judge.write(at(1), token(fence));
+            judge.write(at(1), token(fence), None);
         }
         assert_eq!(breach(&judge), None, "that of a reader binds no writer");
-        judge.write(at(1), token(3));
+        judge.write(at(1), token(3), None);
         assert_eq!(breach(&judge), Some(Breach::Order));
     }
 }

@@ -1,14 +1,20 @@
 //! A world of several managers on one store, in virtual time, with faults and a judge.
 
+#[cfg(test)]
+mod acquittals;
+#[cfg(test)]
+mod alarms;
 mod dice;
 mod gate;
 mod judge;
 mod process;
 mod seeds;
+mod still;
 mod storm;
 mod story;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 pub use judge::Breach;
 pub use seeds::{Failure, Seeds};
@@ -18,22 +24,24 @@ use crate::engine::Hold;
 use crate::error::{Loss, Result};
 use crate::manager::{Builder, LeaseManager};
 use crate::store::{
-    Acquire, Acquired, Fencing, HolderId, MemoryStore, Mode, Name, Reason, Release, Steal, Store,
-    StoreFuture,
+    Acquire, Acquired, Fencing, HolderId, Inspect, MemoryStore, Name, Reason, Release, Steal,
+    Store, Target,
 };
 use crate::testing;
 use crate::util::sync::Mutex;
 use dice::Dice;
-use judge::{Doubt, End, Judge, Lease, Lost, Token};
+use judge::{Judge, Token};
 use process::{Held, Process};
 use seeds::Played;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::resume_unwind;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+use still::Still;
 use storm::{Act, Storm};
 use story::{Seconds, Who};
 use tokio::sync::Notify;
@@ -107,6 +115,7 @@ struct Inner {
     judged: Notify,
     /// The number of steals.
     steals: AtomicU64,
+    still: Mutex<Still>,
 }
 
 impl World {
@@ -145,16 +154,19 @@ impl World {
     fn new(seed: u64, managers: usize, settings: &Builder) -> Self {
         let mut dice = Dice::new(seed);
         let store = MemoryStore::at_origin();
-        let processes =
-            (0..managers).map(|_| Process::new(&store, settings.clone().seed(dice.roll())));
+        let processes: Vec<_> = (0..managers)
+            .map(|_| Process::new(&store, settings.clone().seed(dice.roll())))
+            .collect();
+        let grace = processes.first().map_or(Duration::ZERO, Process::grace);
         let world = Self(Arc::new(Inner {
             seed,
             start: Instant::now(),
-            processes: processes.collect(),
+            processes,
             store,
-            judge: Mutex::default(),
+            judge: Mutex::new(Judge::new(grace)),
             judged: Notify::new(),
             steals: AtomicU64::new(0),
+            still: Mutex::default(),
         }));
         for manager in 0..managers {
             tokio::spawn(process::record(world.clone(), manager));
@@ -191,7 +203,7 @@ impl World {
     }
 
     /// Spawns a task of a manager's process: it stands still while the process is [frozen](World::freeze). A panic in it ends
-    /// the run.
+    /// the run; one in a task of `tokio::spawn` is in its `JoinHandle` alone.
     ///
     /// ```
     /// use leasehold::testing::World;
@@ -213,7 +225,7 @@ impl World {
         let gate = Arc::clone(&self.process(manager).gate);
         let world = self.clone();
         tokio::spawn(async move {
-            match seeds::caught(gate.run(task)).await {
+            match seeds::caught(Still::watch(&world, gate.run(task))).await {
                 Ok(output) => output,
                 Err(panic) => {
                     let text = format!("manager {manager}: {}", panic.text());
@@ -279,10 +291,11 @@ impl World {
 
     // Faults of a process.
 
-    /// Cuts the network between a manager and the store: no request arrives before [`heal`](World::heal). Those that are then
-    /// under way arrive late.
+    /// Cuts the network between a manager and the store: no request arrives before [`heal`](World::heal). Those whose callers
+    /// still wait then arrive late; those that were given up never arrive.
     ///
-    /// The leases of the manager are lost when their time is over, as [`Loss::Expired`](crate::Loss::Expired).
+    /// The leases of the manager are lost when their time is over, as [`Loss::Expired`](crate::Loss::Expired). Only requests are
+    /// cut: wake-ups reach a waiter all the same, and their request waits for the heal.
     pub fn cut(&self, manager: usize) {
         self.fault(format!("cuts manager {manager} off"));
         self.process(manager).cut();
@@ -306,14 +319,14 @@ impl World {
     pub fn freeze(&self, manager: usize, time: Duration) {
         self.fault(format!("freezes manager {manager} for {}", Seconds(time)));
         self.process(manager).freeze();
-        self.judge(|judge, _| judge.set_frozen(manager, true));
+        self.judge(|judge, _| judge.freezes(manager));
         let world = self.clone();
         tokio::spawn(async move {
             sleep(time).await;
             let process = world.process(manager);
             // The judge first: from here on the tasks are polled.
             if process.thaw() {
-                world.judge(|judge, _| judge.set_frozen(manager, false));
+                world.judge(|judge, now| judge.thaws(now, manager));
                 world.fault(format!("lets manager {manager} go on"));
             }
         });
@@ -327,8 +340,11 @@ impl World {
     /// [`Loss::Taken`](crate::Loss::Taken) if another holder has the name by then.
     pub fn expire(&self, name: &str) -> bool {
         self.fault(format!("deletes {name:?} in the store"));
-        self.judge(|judge, now| judge.forgets(now, Some(name)));
-        self.0.store.delete(name)
+        let was_held = self.0.store.delete(name);
+        if was_held {
+            self.judge(|judge, now| judge.forgets(now, Some(name)));
+        }
+        was_held
     }
 
     /// Takes an exclusive lock from its holder, as [`Lock::steal`](crate::Lock::steal) does, and releases it at once, so that
@@ -336,21 +352,25 @@ impl World {
     ///
     /// The holder learns of it as [`Loss::Stolen`](crate::Loss::Stolen).
     pub fn steal(&self, name: &str) -> bool {
-        let hold = self.holds().into_iter().find(|hold| hold.name.as_str() == name);
-        let Some(hold) = hold.filter(|hold| hold.mode == Mode::Exclusive) else { return false };
-        self.fault(format!("steals {name:?}"));
-        self.judge(|judge, now| judge.forgets(now, Some(name)));
+        let Ok(valid) = Name::new(name) else { return false };
+        let target = Target::exclusive(valid);
+        let timeout = Duration::from_secs(1);
+        let inspect = Inspect::new(target.clone(), timeout);
+        let holders = done(self.0.store.inspect(inspect)).map(|inspection| inspection.holders);
+        let holder = holders.into_iter().flatten().find(|holder| holder.closed.is_none());
+        let Some(holder) = holder else { return false };
         let number = self.0.steals.fetch_add(1, Ordering::Relaxed);
         let thief = HolderId::new(Uuid::from_u128(1), number);
-        let timeout = Duration::from_secs(1);
         let reason = Reason { by: "the test".into(), why: "a fault of the world".into() };
-        let steal = Steal::new(hold.holder.to_string(), reason);
-        let request = Acquire::new(hold.target(), thief, Duration::from_secs(1), timeout)
+        let steal = Steal::new(holder.holder, reason);
+        let request = Acquire::new(target.clone(), thief, Duration::from_secs(1), timeout)
             .with_fencing(Some(Fencing::new(1, None)))
             .with_steal(Some(steal));
         let stolen = matches!(done(self.0.store.acquire(request)), Some(Acquired::Granted { .. }));
         if stolen {
-            done(self.0.store.release(Release::new(hold.target(), thief, 0, timeout)));
+            self.fault(format!("steals {name:?}"));
+            self.judge(|judge, now| judge.forgets(now, Some(name)));
+            done(self.0.store.release(Release::new(target, thief, 0, timeout)));
         }
         stolen
     }
@@ -362,17 +382,18 @@ impl World {
         self.0.store.restart();
     }
 
-    /// Makes the store forget the grants of the last `within`, as a failover to a replica that lags behind does. Returns the
-    /// number of names that it forgets.
+    /// Makes the store forget the grants of the last `within`, as a failover to a replica that lags behind does. No waiter is
+    /// woken. Returns the number of holds that it forgets.
     pub fn forget_last_grants(&self, within: Duration) -> usize {
-        let young = |process: &Process| process.names_granted_within(within);
-        let names: BTreeSet<Name> = self.0.processes.iter().flat_map(young).collect();
-        for name in &names {
+        let young = |process: &Process| process.granted_within(within);
+        let mut holds: Vec<_> = self.0.processes.iter().flat_map(young).collect();
+        holds.retain(|hold| self.0.store.forget(&hold.name, hold.holder));
+        let names: BTreeSet<&Name> = holds.iter().map(|hold| &hold.name).collect();
+        for name in names {
             self.fault(format!("fails over, and the store forgets {:?}", name.as_str()));
             self.judge(|judge, now| judge.forgets(now, Some(name.as_str())));
-            self.0.store.delete(name.as_str());
         }
-        names.len()
+        holds.len()
     }
 
     /// Ends all leases of a name with this cause at once, in all managers, as [`testing::lose`](crate::testing::lose) does. Returns
@@ -394,6 +415,10 @@ impl World {
     /// released, and as [`Overlap`](Breach::Overlap) if leasehold breaks a promise. A lease whose
     /// [mode](crate::ReadLease::try_upgrade) has changed has a new token: report again with that one.
     ///
+    /// Work is over when the guard is dropped: bind it as `_work`, since `let _ = ..` drops it at once. Several calls that share
+    /// a lease, as readers of one process do, are one holder: a reader that works on after its own release is not found while
+    /// another of its process reads.
+    ///
     /// Permits of a semaphore have no token, so this is not for them.
     ///
     /// ```
@@ -409,25 +434,26 @@ impl World {
     /// ```
     pub fn enter(&self, name: &str, fence: impl Into<Option<u64>>) -> Work {
         let Some(fence) = fence.into() else {
-            let text = format!("work on {name:?} begins without a fencing token: turn fencing on");
+            let text = format!(
+                "work on {name:?} begins without a fencing token: turn fencing on, or do not report it if it has a permit, \
+                 which has no token"
+            );
             self.fail(Breach::WithoutLease, text);
             return Work { world: self.clone(), id: 0, watch: None };
         };
         let token = Token { name: name.to_owned(), fence };
         let held = self.held(&token);
-        let lease = held.as_ref().map(|held| {
-            let began = self.now().saturating_sub(held.age);
-            Lease::new(held.manager, held.hold.mode == Mode::Read, began)
-        });
+        let lease = held.as_ref().map(|held| held.lease(self.now()));
         let entered = self.judge(|judge, now| judge.enter(now, token.clone(), lease));
         let id = entered.id;
         let world = self.clone();
         let watch = match held {
-            Some(held) => tokio::spawn(async move { world.watch(id, token, held).await }),
-            None => tokio::spawn(async move { world.find_lease(id, token).await }),
+            Some(held) => tokio::spawn(watch::lease(world, id, token, held)),
+            None => tokio::spawn(watch::find_lease(world, id, token)),
         };
         for doubt in entered.doubts {
-            tokio::spawn(self.clone().settle(doubt));
+            let kept = watch::kept(self, &doubt);
+            tokio::spawn(watch::settle(self.clone(), doubt, kept));
         }
         // Work that has no lease is judged also if it ends at once.
         Work { world: self.clone(), id, watch: lease.map(|_| watch.abort_handle()) }
@@ -435,7 +461,7 @@ impl World {
 
     /// Reports that a resource has accepted a write with this [fencing token](crate::Lease::fence).
     ///
-    /// The judge ends the run as [`Order`](Breach::Order) if a write with a larger token came before. No handler can prevent a
+    /// The judge ends the run as [`Order`](Breach::Order) if a write with a larger token came before. No handler can prevent each
     /// late write, because its process may be frozen between the last check and the write: the resource must refuse it.
     /// Readers of a read-write lock are compared with writers only.
     ///
@@ -451,7 +477,8 @@ impl World {
     /// ```
     pub fn write(&self, name: &str, fence: u64) {
         let token = Token { name: name.to_owned(), fence };
-        self.judge(|judge, now| judge.write(now, token));
+        let lease = self.held(&token).map(|held| held.lease(self.now()));
+        self.judge(|judge, now| judge.write(now, token, lease));
     }
 
     /// Lets the judge look at something, and notifies of a verdict.
@@ -493,50 +520,6 @@ impl World {
         all.find_map(|(manager, process)| process.held(manager, token))
     }
 
-    /// Waits for the end of the lease under which the work goes on, and then for that of the time to stop.
-    async fn watch(&self, id: u64, token: Token, held: Held) {
-        match held.ended().await {
-            End::Over => self.judge(|judge, now| judge.after_release(now, id)),
-            end @ End::Lost(_) => {
-                let at = self.judge(|judge, now| judge.ended(now, &token, end));
-                self.time_to_stop(id, Lost { manager: held.manager, at }).await;
-            }
-        }
-    }
-
-    /// Looks for the lease of work that began with a token of which no manager has a lease.
-    async fn find_lease(&self, id: u64, token: Token) {
-        sleep(INSTANT).await;
-        if let Some(lost) = self.judge(|judge, now| judge.without_lease(now, &token)) {
-            self.time_to_stop(id, lost).await;
-        }
-    }
-
-    /// Waits until the work must have stopped: its process has run for the grace since the loss.
-    async fn time_to_stop(&self, id: u64, lost: Lost) {
-        let process = self.process(lost.manager);
-        let grace = process.grace();
-        let mut left = grace.saturating_sub(self.now().saturating_sub(lost.at));
-        loop {
-            if process.gate.is_frozen() {
-                process.gate.until_it_runs().await;
-                left = grace;
-            }
-            let before = process.gate.freezes();
-            sleep(left + INSTANT).await;
-            if process.gate.freezes() == before {
-                break;
-            }
-            left = grace;
-        }
-        self.judge(|judge, now| judge.after_loss(now, id, grace));
-    }
-
-    async fn settle(self, doubt: Doubt) {
-        sleep(INSTANT).await;
-        self.judge(|judge, now| judge.settle(now, &doubt));
-    }
-
     fn fail(&self, breach: Breach, text: String) {
         self.judge(|judge, now| judge.fail(now, breach, text));
     }
@@ -553,18 +536,25 @@ impl World {
     /// Strikes with what the seed decides, for ten TTLs; then all is healed.
     async fn storm(self, mut storm: Storm) {
         let end = self.now() + 10 * self.ttl();
-        while self.now() < end {
-            sleep(storm.pause()).await;
+        loop {
+            let left = end.saturating_sub(self.now());
+            let pause = storm.pause();
+            if pause >= left {
+                sleep(left).await;
+                break;
+            }
+            sleep(pause).await;
             let names: BTreeSet<_> =
                 self.holds().iter().map(|hold| hold.name.as_str().to_owned()).collect();
             let names: Vec<String> = names.into_iter().collect();
             if let Some(act) = storm.next(self.managers(), &names) {
-                self.apply(act);
+                self.apply(act.within(left - pause));
             }
         }
         for manager in 0..self.managers() {
             self.heal(manager);
         }
+        sleep(INSTANT).await; // the last freezes end at this one
         self.fault("ends: from here on nothing goes wrong".to_owned());
     }
 
@@ -599,14 +589,13 @@ impl World {
         self.0.judged.notified().await;
     }
 
-    /// Waits until the judge has looked at all that is in doubt.
-    async fn settle_all(&self) {
-        sleep(2 * INSTANT).await;
-    }
-
     fn played(&self) -> Played {
         let judge = self.0.judge.lock();
-        Played { verdict: judge.verdict().cloned(), story: judge.story().clone() }
+        Played {
+            verdict: judge.verdict().cloned(),
+            story: judge.story().clone(),
+            seen: judge.seen(),
+        }
     }
 }
 
@@ -639,8 +628,8 @@ impl Drop for Work {
 }
 
 /// Returns the answer of a memory store, which is there at once.
-fn done<T>(mut call: StoreFuture<T>) -> Option<T> {
-    match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+fn done<T>(call: impl Future<Output = Result<T>>) -> Option<T> {
+    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer.ok(),
         Poll::Pending => None,
     }

@@ -44,7 +44,7 @@ impl Process {
     /// Creates a manager on the current runtime.
     pub(super) fn new(store: &MemoryStore, settings: Builder) -> Self {
         let (store, faults) = FaultyStore::new(store.clone());
-        let leases = match settings.dedicated_thread(false).build(store) {
+        let leases = match settings.without_server().build(store.yielding()) {
             Ok(leases) => leases,
             Err(error) => panic!("the settings of the managers are refused: {error}"),
         };
@@ -127,11 +127,12 @@ impl Process {
         Some(Held { manager, core: Arc::clone(core), hold, age })
     }
 
-    /// Returns the names that the store has granted to this manager a short time ago.
-    pub(super) fn names_granted_within(&self, within: Duration) -> Vec<Name> {
+    /// Returns the holds that the store has granted to this manager a short time ago.
+    pub(super) fn granted_within(&self, within: Duration) -> Vec<Arc<Hold>> {
         let now = self.core().now();
-        let young = |hold: &Arc<Hold>| now.saturating_duration_since(hold.chain_began()) <= within;
-        self.holds().iter().filter(|hold| young(hold)).map(|hold| hold.name.clone()).collect()
+        let mut holds = self.holds();
+        holds.retain(|hold| now.saturating_duration_since(hold.chain_began()) <= within);
+        holds
     }
 }
 
@@ -139,12 +140,18 @@ impl Process {
 pub(super) struct Held {
     pub(super) manager: usize,
     core: Arc<Core>,
-    pub(super) hold: Arc<Hold>,
+    hold: Arc<Hold>,
     /// The time since the store granted it; hand-offs keep that.
-    pub(super) age: Duration,
+    age: Duration,
 }
 
 impl Held {
+    /// Returns the lease as the judge knows it.
+    pub(super) fn lease(&self, now: Duration) -> Lease {
+        let reads = self.hold.mode == Mode::Read;
+        Lease::new(self.manager, reads, now.saturating_sub(self.age))
+    }
+
     /// Waits until its leases are gone, or lost.
     pub(super) async fn ended(&self) -> End {
         let look = |_: &Hold| match self.hold.in_use(&self.core) {
@@ -178,13 +185,14 @@ pub(super) async fn record(world: World, manager: usize) {
         };
         let named = with_token(known.as_ref().map(|token| token.fence));
         let begins = |fence: Option<u64>| {
-            if let Some(fence) = fence {
-                let lease = |began| Lease::new(manager, reads, began);
-                world.judge(|judge, now| {
+            let lease = |began| Lease::new(manager, reads, began);
+            world.judge(|judge, now| match fence {
+                Some(fence) => {
                     let began = known.as_ref().and_then(|token| judge.began(token));
                     judge.granted(token(fence), lease(began.unwrap_or(now)));
-                });
-            }
+                }
+                None => judge.granted_without_token(),
+            });
         };
         let what = match event.kind() {
             EventKind::Waiting { .. } => format!("waits for {name:?}"),

@@ -2,9 +2,11 @@
 
 use super::World;
 use super::dice::Dice;
-use super::judge::{Breach, Verdict};
+use super::judge::{Breach, Seen, Verdict};
+use super::still::Still;
 use super::storm::{Storm, Strike};
 use super::story::{Seconds, Story};
+use super::watch;
 use crate::error::Result;
 use crate::manager::{Builder, LeaseManager};
 use std::any::Any;
@@ -16,6 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 /// The variable that chooses one seed.
@@ -39,32 +42,46 @@ pub struct Seeds {
 
 impl Seeds {
     pub(super) fn new(seeds: Vec<u64>) -> Self {
-        let chosen = env::var(VARIABLE).ok().map(|text| match text.parse() {
+        let text = env::var(VARIABLE).ok().filter(|text| !text.is_empty());
+        let chosen = text.map(|text| match text.parse() {
             Ok(seed) => vec![seed],
             Err(_) => panic!("{VARIABLE} must be the number of a seed, not {text:?}"),
         });
         let prints = chosen.is_some();
-        Self {
-            seeds: chosen.unwrap_or(seeds),
-            managers: 2,
-            settings: LeaseManager::builder(),
-            strikes: Strike::ALL.to_vec(),
-            limit: Duration::from_secs(60 * 60),
-            prints,
-        }
+        let strikes = Strike::ALL.to_vec();
+        Self { seeds: chosen.unwrap_or(seeds), strikes, prints, ..Self::by_hand() }
     }
 
     pub(super) fn by_hand() -> Self {
-        Self { seeds: vec![0], strikes: Vec::new(), prints: false, ..Self::new(Vec::new()) }
+        Self {
+            seeds: vec![0],
+            managers: 2,
+            settings: LeaseManager::builder(),
+            strikes: Vec::new(),
+            limit: Duration::from_secs(60 * 60),
+            prints: false,
+        }
     }
 
     /// Sets the number of managers, each a process of its own; 2 by default.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is 0.
     pub fn managers(self, managers: usize) -> Self {
+        assert!(managers > 0, "a world has at least one manager, not 0");
         Self { managers, ..self }
     }
 
     /// Sets the settings of the managers: those of your service. By default they are those of
-    /// [`LeaseManager::builder`](crate::LeaseManager::builder). The seed sets [`Builder::seed`](crate::Builder::seed).
+    /// [`LeaseManager::builder`](crate::LeaseManager::builder). The seed sets [`Builder::seed`](crate::Builder::seed). Those that
+    /// a memory store does not have are ignored: of connections to servers, such as [`prefix`](crate::Builder::prefix) and
+    /// [`layout`](crate::Builder::layout), [`on_overrun`](crate::Builder::on_overrun), and
+    /// [`dedicated_thread`](crate::Builder::dedicated_thread).
+    ///
+    /// Faults come at each quarter of a TTL on the average, and end after ten. Work that lasts for less than the
+    /// [grace](crate::Builder::grace) is never too long, and a service whose work is over in some seconds meets few faults in
+    /// its work: let it work for several TTLs, or give it a shorter [`ttl`](crate::Builder::ttl).
     ///
     /// ```
     /// use leasehold::{LeaseManager, testing::World};
@@ -91,7 +108,8 @@ impl Seeds {
 
     /// Runs a test in each world. It is in no process, so that nothing freezes it.
     ///
-    /// The world ends with the future, or with the verdict of the judge.
+    /// The world ends with the future, or with the verdict of the judge. Work that then goes on under a lost lease has its
+    /// [grace](crate::Builder::grace) first.
     ///
     /// ```
     /// use leasehold::testing::World;
@@ -109,22 +127,34 @@ impl Seeds {
     ///
     /// # Errors
     ///
-    /// A [`Failure`], of the first seed that breaks a rule, panics or returns an error. Its `Debug` is the whole story, so
-    /// `unwrap` prints it.
+    /// A [`Failure`], of the first seed that breaks a rule, panics or returns an error; or of the last one, as
+    /// [`NoWork`](Breach::NoWork), if no seed has reported work. Its `Debug` is the whole story, so `unwrap` prints it.
     ///
     /// # Panics
     ///
-    /// Panics on a thread of a tokio runtime, and if the managers refuse their [settings](Seeds::settings).
+    /// Panics in a tokio runtime, as in `#[tokio::test]`; if there are no seeds; and if the managers refuse their
+    /// [settings](Seeds::settings).
     pub fn run<T>(self, test: impl Fn(World) -> T) -> Result<(), Failure>
     where
         T: Future<Output = Result<()>>,
     {
-        for seed in &self.seeds {
-            let Played { verdict, story } = self.play(*seed, &test);
+        assert!(
+            Handle::try_current().is_err(),
+            "a world makes its own runtime: call `run` in a `#[test]` without tokio's"
+        );
+        assert!(!self.seeds.is_empty(), "there are no seeds, so no world would begin");
+        let mut seen = Seen::default();
+        let last = self.seeds.len() - 1;
+        for (at, seed) in self.seeds.iter().enumerate() {
+            let Played { verdict, story, seen: here } = self.play(*seed, &test);
             if self.prints {
                 println!("seed {seed}:\n{}", story.all_lines());
             }
-            let Some(verdict) = verdict else { continue };
+            seen = seen.and(here);
+            let nothing = at == last && self.must_show_work() && seen.shows_nothing();
+            let Some(verdict) = verdict.or_else(|| nothing.then(|| self.no_work())) else {
+                continue;
+            };
             let again = self.play(*seed, &test).story;
             let differs = story.first_difference(&again);
             let seed = self.has_chance().then_some(*seed);
@@ -136,6 +166,19 @@ impl Seeds {
     /// Returns whether the seed decides anything.
     fn has_chance(&self) -> bool {
         !self.strikes.is_empty()
+    }
+
+    /// Returns whether a run without work shows nothing. One seed of many may have none, and a test by hand checks for itself.
+    fn must_show_work(&self) -> bool {
+        self.has_chance() && !self.prints
+    }
+
+    fn no_work(&self) -> Verdict {
+        let seeds = self.seeds.len();
+        let text = format!(
+            "no code has reported work, in any of the seeds ({seeds}): this is the story of the last"
+        );
+        Verdict { breach: Breach::NoWork, text }
     }
 
     /// Runs one seed from its beginning to its end.
@@ -153,7 +196,7 @@ impl Seeds {
             if self.has_chance() {
                 world.begin_storm(Storm::new(Dice::new(seed ^ STORM), &self.strikes, world.ttl()));
             }
-            let run = caught(async { test(world.clone()).await });
+            let run = caught(Still::watch(&world, async { test(world.clone()).await }));
             let end = tokio::select! {
                 biased;
                 () = world.judged() => None,
@@ -161,7 +204,7 @@ impl Seeds {
             };
             match end {
                 None => {}
-                Some(Ok(Ok(Ok(())))) => world.settle_all().await,
+                Some(Ok(Ok(Ok(())))) => drop(timeout(self.limit, watch::settle_all(&world)).await),
                 Some(Ok(Ok(Err(error)))) => world.fail(Breach::Error, error.to_string()),
                 Some(Ok(Err(panic))) => world.fail(Breach::Panic, panic.text()),
                 Some(Err(_)) => {
@@ -178,6 +221,7 @@ impl Seeds {
 pub(super) struct Played {
     pub(super) verdict: Option<Verdict>,
     pub(super) story: Story,
+    pub(super) seen: Seen,
 }
 
 /// The payload of a panic.

@@ -56,6 +56,18 @@ pub(super) enum Act {
     ForgetLastGrants { within: Duration },
 }
 
+impl Act {
+    /// Ends within this time.
+    pub(super) fn within(mut self, left: Duration) -> Self {
+        if let Act::Cut { time, .. } | Act::Freeze { time, .. } | Act::Delay { time, .. } =
+            &mut self
+        {
+            *time = left.min(*time);
+        }
+        self
+    }
+}
+
 /// Draws the faults of one seed.
 #[derive(Debug)]
 pub(super) struct Storm {

@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::sleep;
 
-const TTL: Duration = Duration::from_secs(30);
-const SECOND: Duration = Duration::from_secs(1);
+pub(super) const TTL: Duration = Duration::from_secs(30);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
 
-fn by_hand<T: Future<Output = Result<()>>>(test: impl Fn(World) -> T) {
+pub(super) fn by_hand<T: Future<Output = Result<()>>>(test: impl Fn(World) -> T) {
     World::by_hand().managers(2).run(test).unwrap();
 }
 
-fn breach_of<T: Future<Output = Result<()>>>(test: impl Fn(World) -> T) -> Failure {
+pub(super) fn breach_of<T: Future<Output = Result<()>>>(test: impl Fn(World) -> T) -> Failure {
     World::by_hand().managers(2).run(test).unwrap_err()
 }
 
@@ -494,7 +494,7 @@ fn right_handler_breaks_no_rule_in_200_seeds() {
     let losses = [Loss::Expired, Loss::Gone, Loss::Taken, Loss::Stolen];
     never.extend(losses.iter().map(Loss::to_string));
     for seed in 0..200 {
-        let Played { verdict, story } = worlds.play(seed, &rightly);
+        let Played { verdict, story, .. } = worlds.play(seed, &rightly);
         assert!(verdict.is_none(), "seed {seed}: {verdict:?}\n{story}");
         let lines = story.all_lines();
         never.retain(|part| !lines.contains(part));

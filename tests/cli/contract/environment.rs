@@ -120,8 +120,9 @@ async fn password_is_in_no_process_below_and_in_no_message() {
     for (way, command) in [("url", by_variable()), ("file", by_file())] {
         let running = Running::start(command);
         eventually(LONG, || running.text("out").contains("in")).await;
+        // The keeper, the shell and the sleep, which begins after the word.
+        eventually(LONG, || descendants(running.child.id()).len() >= 3).await;
         let below = descendants(running.child.id());
-        assert!(below.len() >= 3, "{way}: the keeper, the shell and the sleep: {below:?}");
         assert_eq!(keepers(&running).len(), 1, "{way}: one keeper");
         for pid in below {
             for kind in ["environ", "cmdline"] {

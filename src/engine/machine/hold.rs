@@ -11,7 +11,7 @@ use super::count::CountRecord;
 use super::phase::{InFlight, Visible};
 use super::policy::{CallSite, NO_POLICY};
 use super::pulse::Pulse;
-use super::release::{Release, absence_in};
+use super::release::Release;
 use super::renewal::{NextRenewal, Renewals};
 use super::rest::{Rest, Standing};
 use super::timing::Timing;
@@ -766,7 +766,8 @@ impl State {
         verdict: Result<Option<Absence>>,
     ) -> Result<()> {
         self.in_flight = InFlight::None;
-        let absence = absence_in(verdict).inspect_err(|error| self.release.failed(error))?;
+        let verdict = self.release.absence_in(verdict);
+        let absence = verdict.inspect_err(|error| self.release.failed(error))?;
         self.end();
         let is_done = self.policy().done.is_some();
         self.release.answered(absence, now < self.deadline(timing), is_done)
@@ -1265,7 +1266,7 @@ mod tests {
 
     /// Another client has a plain lock where a reader was.
     #[test]
-    fn release_that_finds_a_key_of_another_type_finds_an_absence() {
+    fn release_that_may_have_run_explains_a_key_of_another_type() {
         let wrong_type = || Err(Error::new(ErrorKind::WrongType, "test"));
         let mut state = held();
         state.leave(&timing(), at(10));
@@ -1276,8 +1277,11 @@ mod tests {
         let mut state = held();
         state.leave(&timing(), at(10));
         state.begin_release(&timing(), at(10));
-        let error = state.released(&timing(), at(20), wrong_type()).unwrap_err();
-        assert_eq!(error.loss(), Some(Loss::Taken));
+        for now in [20, 30] {
+            let error = state.released(&timing(), at(now), wrong_type()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::WrongType, "nothing had run before");
+            state.begin_release(&timing(), at(now));
+        }
     }
 
     #[test]

@@ -37,14 +37,6 @@ enum Cleanup {
     Running { queued: bool },
 }
 
-/// Reads the verdict on a release. A key of another kind is there only if that of the hold is not.
-pub(super) fn absence_in(verdict: Result<Option<Absence>>) -> Result<Option<Absence>> {
-    verdict.or_else(|error| match error.kind() {
-        ErrorKind::WrongType => Ok(Some(Absence::Taken)),
-        _ => Err(error),
-    })
-}
-
 /// The release of a hold.
 #[derive(Debug, Default)]
 pub(super) struct Release {
@@ -128,9 +120,18 @@ impl Release {
         self.error = Some(Error::new(ErrorKind::Unavailable, message));
     }
 
-    /// Records that an attempt failed.
+    /// Reads the verdict on an attempt. If an earlier one may have run, a key of another kind was made after it.
+    pub(super) fn absence_in(&self, verdict: Result<Option<Absence>>) -> Result<Option<Absence>> {
+        verdict.or_else(|error| match error.kind() {
+            ErrorKind::WrongType if self.may_have_run => Ok(Some(Absence::Taken)),
+            _ => Err(error),
+        })
+    }
+
+    /// Records that an attempt failed. One that met a key of another kind has released nothing.
     pub(super) fn failed(&mut self, error: &Error) {
-        self.may_have_run |= error.fate() != Fate::NotExecuted;
+        let is_refused = error.kind() == ErrorKind::WrongType;
+        self.may_have_run |= error.fate() != Fate::NotExecuted && !is_refused;
         self.error = Some(error.clone());
     }
 

@@ -766,8 +766,7 @@ impl State {
         verdict: Result<Option<Absence>>,
     ) -> Result<()> {
         self.in_flight = InFlight::None;
-        let verdict = self.release.absence_in(verdict);
-        let absence = verdict.inspect_err(|error| self.release.failed(error))?;
+        let absence = self.release.read(verdict)?;
         self.end();
         let is_done = self.policy().done.is_some();
         self.release.answered(absence, now < self.deadline(timing), is_done)

@@ -120,19 +120,18 @@ impl Release {
         self.error = Some(Error::new(ErrorKind::Unavailable, message));
     }
 
-    /// Reads the verdict on an attempt. If an earlier one may have run, a key of another kind was made after it.
-    pub(super) fn absence_in(&self, verdict: Result<Option<Absence>>) -> Result<Option<Absence>> {
+    /// Reads the verdict on an attempt. If an earlier one may have run, a key of another kind was made after it. Otherwise an
+    /// attempt that met one has released nothing.
+    pub(super) fn read(&mut self, verdict: Result<Option<Absence>>) -> Result<Option<Absence>> {
         verdict.or_else(|error| match error.kind() {
             ErrorKind::WrongType if self.may_have_run => Ok(Some(Absence::Taken)),
-            _ => Err(error),
+            kind => {
+                let is_refused = kind == ErrorKind::WrongType;
+                self.may_have_run |= error.fate() != Fate::NotExecuted && !is_refused;
+                self.error = Some(error.clone());
+                Err(error)
+            }
         })
-    }
-
-    /// Records that an attempt failed. One that met a key of another kind has released nothing.
-    pub(super) fn failed(&mut self, error: &Error) {
-        let is_refused = error.kind() == ErrorKind::WrongType;
-        self.may_have_run |= error.fate() != Fate::NotExecuted && !is_refused;
-        self.error = Some(error.clone());
     }
 
     /// Applies an answer of the store. With `is_kept` the store surely keeps the key until now, if no request has released it.

@@ -44,8 +44,9 @@ struct Link {
     from: usize,
     to: usize,
     quorum: Relay,
-    /// `None`: it does not call.
-    election: Option<Relay>,
+    /// A member that calls one with a higher number is called back. Without this link, a member that was
+    /// refused once is never called again by a leader that has found its majority meanwhile.
+    election: Relay,
 }
 
 impl Links {
@@ -56,7 +57,7 @@ impl Links {
             from,
             to,
             quorum: Relay::of_bytes(ports[to].quorum),
-            election: (from > to).then(|| Relay::of_bytes(ports[to].election)),
+            election: Relay::of_bytes(ports[to].election),
         });
         Self(links.collect())
     }
@@ -65,9 +66,7 @@ impl Links {
     fn seen_by(&self, peer: usize, ports: &[Ports]) -> Vec<Ports> {
         let mut seen = ports.to_vec();
         for Link { to, quorum, election, .. } in self.0.iter().filter(|link| link.from == peer) {
-            // Nobody listens where nobody is to be called.
-            let election = election.as_ref().map_or_else(free_port, Relay::port);
-            seen[*to] = Ports { quorum: quorum.port(), election };
+            seen[*to] = Ports { quorum: quorum.port(), election: election.port() };
         }
         seen
     }
@@ -79,8 +78,7 @@ impl Links {
         }
     }
 
-    /// Closes all connections between members and makes all links work again, so an election follows: a member calls only
-    /// those with a lower number, and only in an election.
+    /// Closes all connections between members and makes all links work again, so an election follows.
     ///
     /// Until a member notices, it tells its mode as before, so [`ZooKeeper::wait_for`] may return too soon.
     pub fn heal(&self) {
@@ -93,7 +91,7 @@ impl Links {
 impl Link {
     fn set(&self, traffic: Traffic) {
         self.quorum.set(traffic);
-        self.election.iter().for_each(|relay| relay.set(traffic));
+        self.election.set(traffic);
     }
 }
 

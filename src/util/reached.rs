@@ -306,6 +306,9 @@ rare_states! {
 static COUNTS: [AtomicU64; LIST.len()] = [const { AtomicU64::new(0) }; LIST.len()];
 
 impl Rare {
+    /// Whether states are counted: what only finds out whether there is one need not run otherwise.
+    pub(crate) const ARE_COUNTED: bool = cfg!(any(test, feature = "testing"));
+
     /// Counts the state.
     #[inline(always)]
     pub(crate) fn reached(self) {

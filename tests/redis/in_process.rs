@@ -3,7 +3,7 @@
 
 use super::script_of;
 use kit::lua::LuaServer;
-use kit::{Reply, Resp, Server};
+use kit::{Dice, Reply, Resp, Server};
 
 /// It takes a processor for some seconds; `LEASEHOLD_SEEDS=60` for a minute or two.
 const ROUNDS: u64 = 1;
@@ -11,30 +11,6 @@ const CALLS: u64 = 150;
 
 /// How many microseconds may be between what two servers say of the time.
 const APART: f64 = 10_000_000.0;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.roll() % limit
-    }
-
-    fn percent(&mut self, chance: u64) -> bool {
-        self.below(100) < chance
-    }
-
-    fn pick(&mut self, from: &[&str]) -> String {
-        from[self.below(from.len() as u64) as usize].to_owned()
-    }
-}
 
 /// What is sent to both servers.
 struct Asked {
@@ -67,12 +43,16 @@ struct Author {
 }
 
 impl Author {
+    fn pick(&mut self, from: &[&str]) -> String {
+        self.dice.pick(from).to_owned()
+    }
+
     fn holder(&mut self) -> String {
-        format!("{}{}", self.dice.pick(&MANAGERS), self.dice.below(3) + 1)
+        format!("{}{}", self.pick(&MANAGERS), self.dice.below(3) + 1)
     }
 
     fn lock(&mut self) -> String {
-        self.dice.pick(&["a", "b", "x{c}"])
+        self.pick(&["a", "b", "x{c}"])
     }
 
     fn fence(lock: &str) -> String {
@@ -80,7 +60,7 @@ impl Author {
     }
 
     fn fencing(&mut self) -> Vec<String> {
-        vec![self.dice.pick(&BLOCKS), self.dice.pick(&RETENTIONS)]
+        vec![self.pick(&BLOCKS), self.pick(&RETENTIONS)]
     }
 
     fn reason(&mut self) -> Vec<String> {
@@ -143,7 +123,7 @@ impl Author {
         // Something is wrong.
         if self.dice.percent(4) && !asked.words.is_empty() {
             let at = self.dice.below(asked.words.len() as u64) as usize;
-            asked.words[at] = self.dice.pick(&["-1", "1.5", "x", "", "1e400", "9007199254740993"]);
+            asked.words[at] = self.pick(&["-1", "1.5", "x", "", "1e400", "9007199254740993"]);
         }
         asked
     }
@@ -160,12 +140,11 @@ impl Author {
             _ => derived("leasehold_sizes:", &lock),
         };
         let number =
-            self.dice.pick(&["0", "3", "-2", "1.5", "9007199254740991", "x", "1e3", "+7", "007"]);
-        let field = self.dice.pick(&["mode", "f", "g", "h"]);
-        let other = self.dice.pick(&["f", "g", "h"]);
-        let ttl = self.dice.pick(&["200000", "500000", "-1", "0", "x", "9223372036854775807"]);
-        let (first, last) =
-            (self.dice.pick(&["0", "1", "-2", "x"]), self.dice.pick(&["0", "-1", "1", "5"]));
+            self.pick(&["0", "3", "-2", "1.5", "9007199254740991", "x", "1e3", "+7", "007"]);
+        let field = self.pick(&["mode", "f", "g", "h"]);
+        let other = self.pick(&["f", "g", "h"]);
+        let ttl = self.pick(&["200000", "500000", "-1", "0", "x", "9223372036854775807"]);
+        let (first, last) = (self.pick(&["0", "1", "-2", "x"]), self.pick(&["0", "-1", "1", "5"]));
         let words = match self.dice.below(34) {
             0 => vec!["DEL", &key],
             1 => vec!["SET", &key, &number],
@@ -210,18 +189,18 @@ impl Author {
 
     fn call(&mut self, script: &'static str, lock: &str, holder: &str) -> Asked {
         let of = |kind: &str| derived(kind, lock);
-        let ttl = self.dice.pick(&TTLS);
+        let ttl = self.pick(&TTLS);
         let fenced = self.dice.percent(60);
         let fence = fenced.then(|| Self::fence(lock));
         let fencing = if fenced { self.fencing() } else { Vec::new() };
         let line = || vec![lock.to_owned(), of("leasehold_line:"), of("leasehold_lapse:")];
-        let (waited, kept) = (self.dice.pick(&WAITED), self.dice.pick(&KEPT));
-        let mode = self.dice.pick(&["read", "write"]);
+        let (waited, kept) = (self.pick(&WAITED), self.pick(&KEPT));
+        let mode = self.pick(&["read", "write"]);
         let timeout = format!("{}:{holder}:rwlock_timeout:1", of(""));
         let semaphore =
             || vec![lock.to_owned(), format!("{}:timeout", of("")), of("leasehold_sizes:")];
-        let (head, take) = (self.dice.pick(&HEADS), self.dice.pick(&["1", "2", "3"]));
-        let size = self.dice.pick(&["3", "3", "3", "4"]);
+        let (head, take) = (self.pick(&HEADS), self.pick(&["1", "2", "3"]));
+        let size = self.pick(&["3", "3", "3", "4"]);
         let one = || vec![lock.to_owned()];
         let channel = of("redisson_lock__channel:");
         let (keys, words) = match script {
@@ -242,21 +221,21 @@ impl Author {
                     .flat_map(|lock| [Some(lock.to_string()), fenced.then(|| Self::fence(lock))]);
                 let mut words = vec![ttl];
                 words.extend(if fenced { fencing } else { texts(["0", "0"]) });
-                words.push(self.dice.pick(&MANAGERS));
+                words.push(self.pick(&MANAGERS));
                 words.push(format!("{},{}", self.dice.below(3) + 1, self.dice.below(3) + 1));
                 (keys.flatten().collect(), words)
             }
             "batch" => self.batch(),
             "renew" => self.renewal(),
             "reserve" => {
-                let first = self.dice.pick(&["1", "2000000000000000", "9007199254740991"]);
+                let first = self.pick(&["1", "2000000000000000", "9007199254740991"]);
                 let words = [vec![holder.to_owned(), first], self.fencing()].concat();
                 (vec![lock.to_owned(), Self::fence(lock)], words)
             }
             "inspect" => (one(), Vec::new()),
             "annotate" => {
-                let ttl = self.dice.pick(&["0", "200000"]);
-                let rev = self.dice.pick(&["1", "2", "3"]);
+                let ttl = self.pick(&["0", "200000"]);
+                let rev = self.pick(&["1", "2", "3"]);
                 let mut words = vec![holder.to_owned(), ttl, of("leasehold_leader:"), rev];
                 words.extend(texts(["host", "here"]));
                 if self.dice.percent(50) {
@@ -268,7 +247,7 @@ impl Author {
                 let braced = lock.contains('{').then(|| "1".to_owned());
                 (one(), [Some(holder.to_owned()), braced].into_iter().flatten().collect())
             }
-            "release_keep" => (one(), vec![holder.to_owned(), self.dice.pick(&MARKS), ttl]),
+            "release_keep" => (one(), vec![holder.to_owned(), self.pick(&MARKS), ttl]),
             "force" | "rw_force" => {
                 let mut words = match self.dice.below(3) {
                     0 => Vec::new(),
@@ -293,7 +272,7 @@ impl Author {
             "note_read" => (vec![of("leasehold_note:")], Vec::new()),
             "metadata" => (vec![of("leasehold_meta:")], vec![channel, "NUMSUB".to_owned()]),
             "describe" => {
-                let ttl = self.dice.pick(&["0", "200000"]);
+                let ttl = self.pick(&["0", "200000"]);
                 (texts(["leasehold:manager:m"]), [vec![ttl], texts(["host", "here"])].concat())
             }
             "owner" => (texts(["leasehold:manager:m"]), Vec::new()),
@@ -309,18 +288,18 @@ impl Author {
                     sides.reverse();
                 }
                 let keys = [vec![lock.to_owned(), timeout], sides.to_vec(), Vec::from_iter(fence)];
-                let changes = self.dice.pick(&["0", "0", "1"]);
+                let changes = self.pick(&["0", "0", "1"]);
                 let words = vec![holder.to_owned(), ttl, mode, changes, waited, kept];
                 (keys.concat(), [words, fencing].concat())
             }
             "rw_release" => {
-                let count = self.dice.pick(&["0", "0", "2"]);
+                let count = self.pick(&["0", "0", "2"]);
                 (vec![lock.to_owned(), timeout], vec![holder.to_owned(), mode, count])
             }
             "rw_renew" => {
                 let keys = [vec![lock.to_owned(), timeout], Vec::from_iter(fence)].concat();
                 let step = if fenced { "F" } else { "L" }.to_owned();
-                let kept = self.dice.pick(&RETENTIONS);
+                let kept = self.pick(&RETENTIONS);
                 (keys, vec![ttl, kept, holder.to_owned(), mode, step])
             }
             "rw_leave" => {
@@ -328,15 +307,13 @@ impl Author {
                 (vec![lock.to_owned(), side], vec![holder.to_owned(), mode])
             }
             "rw_inspect" => (one(), vec![channel, "NUMSUB".to_owned()]),
-            "permits_acquire" => {
-                (semaphore(), vec![size, take, ttl, self.dice.pick(&RETENTIONS), head])
-            }
+            "permits_acquire" => (semaphore(), vec![size, take, ttl, self.pick(&RETENTIONS), head]),
             "permits_release" => (semaphore()[..2].to_vec(), vec![take, head]),
             "permits_renew" => {
-                (semaphore()[..2].to_vec(), vec![ttl, self.dice.pick(&RETENTIONS), take, head])
+                (semaphore()[..2].to_vec(), vec![ttl, self.pick(&RETENTIONS), take, head])
             }
             "permits_force" => (semaphore(), Vec::new()),
-            "permits_resize" => (semaphore(), vec![size, self.dice.pick(&RETENTIONS)]),
+            "permits_resize" => (semaphore(), vec![size, self.pick(&RETENTIONS)]),
             "permits_inspect" => (semaphore()[..2].to_vec(), vec![channel, "NUMSUB".to_owned()]),
             other => panic!("no words for {other}"),
         };
@@ -346,17 +323,17 @@ impl Author {
     fn batch(&mut self) -> (Vec<String>, Vec<String>) {
         let (mut keys, mut words, mut holders) = (Vec::new(), Vec::new(), Vec::new());
         let mut steps = "SM".to_owned();
-        words.push(self.dice.pick(&TTLS));
+        words.push(self.pick(&TTLS));
         words.extend(self.fencing());
-        words.push(self.dice.pick(&MANAGERS));
+        words.push(self.pick(&MANAGERS));
         for _ in 0..self.dice.below(5) + 1 {
-            let step = self.dice.pick(&["A", "F", "R", "R", "C"]);
+            let step = self.pick(&["A", "F", "R", "R", "C"]);
             let lock = self.lock();
             holders.push((self.dice.below(3) + 1).to_string());
             keys.push(lock.clone());
             match &*step {
                 "F" => keys.push(Self::fence(&lock)),
-                "C" => words.push(self.dice.pick(&["1", "2", "0"])),
+                "C" => words.push(self.pick(&["1", "2", "0"])),
                 _ => {}
             }
             steps.push_str(&step);
@@ -367,15 +344,15 @@ impl Author {
 
     fn renewal(&mut self) -> (Vec<String>, Vec<String>) {
         let (mut keys, mut words, mut holders) = (Vec::new(), Vec::new(), Vec::new());
-        words.extend([self.dice.pick(&TTLS), self.dice.pick(&RETENTIONS)]);
+        words.extend([self.pick(&TTLS), self.pick(&RETENTIONS)]);
         let mut steps = "M".to_owned();
-        words.push(self.dice.pick(&MANAGERS));
+        words.push(self.pick(&MANAGERS));
         for _ in 0..self.dice.below(4) + 1 {
             if self.dice.percent(20) {
                 steps.push('T');
-                words.push(self.dice.pick(&TTLS));
+                words.push(self.pick(&TTLS));
             }
-            let step = self.dice.pick(&["F", "L"]);
+            let step = self.pick(&["F", "L"]);
             let lock = self.lock();
             holders.push((self.dice.below(3) + 1).to_string());
             keys.push(lock.clone());
@@ -485,7 +462,7 @@ fn compare(seed: u64, layout: &'static str, server: &Server) -> u64 {
     let mut real = server.connection();
     real.command(&["FLUSHALL"]);
     let stub = LuaServer::new();
-    let mut author = Author { dice: Dice(seed) };
+    let mut author = Author { dice: Dice::new(seed) };
     let (mut met, mut refused) = (Vec::<String>::new(), 0);
     for at in 0..CALLS {
         let asked = author.asked(layout);

@@ -1,12 +1,12 @@
 //! What one flow of control does: takes names in every way there is, and gives them back in every way.
 
-use super::dice::Dice;
 use super::hand::{Hand, Side};
 use super::judge::Wait;
 use super::plan::ms;
 use super::runtime::Gate;
 use super::unpolled::Unpolled;
 use super::world::{Client, World};
+use kit::Dice;
 use leasehold::store::{Mode, Name};
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, Lock, Result};
 use std::pin::pin;

@@ -7,7 +7,6 @@
 
 mod breaks;
 mod caller;
-mod dice;
 mod hand;
 mod judge;
 mod log;

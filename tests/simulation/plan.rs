@@ -1,6 +1,6 @@
 //! The choices that a seed makes before the run begins.
 
-use super::dice::Dice;
+use kit::Dice;
 use leasehold::store::Layout;
 use std::time::Duration;
 

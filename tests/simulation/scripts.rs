@@ -6,8 +6,8 @@ use super::server::Server;
 use kit::lua::{Answer, Data, Field, Keyspace, LuaServer, Message};
 use leasehold::store::{
     Acquire, Acquired, Annotate, ConnectOptions, Ends, ForceRelease, HolderId, InProcessServer,
-    Inspect, Inspection, Layout, Mode, Name, RedisStore, Release, Released, RenewBatch, Renewed,
-    ServerReply, Store, StoreFuture, Target, Want,
+    Inspect, Inspection, Layout, Mode, Name, RedisStore, Release, Released, RenewBatch, RenewCall,
+    Renewed, ServerReply, Store, StoreFuture, Target, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -163,22 +163,7 @@ impl Scripts {
         for item in &mut batch.items {
             item.holder = self.holder(client, item.holder);
         }
-        self.ask(server, now, move |store| {
-            Box::pin(async move {
-                let count = batch.items.len();
-                let calls = store.renew(batch);
-                let mut verdicts = vec![Ok(None); count];
-                let mut sent = None;
-                for call in calls {
-                    let renewed = call.verdicts.await?;
-                    sent = Some(renewed.sent);
-                    for (at, verdict) in call.items.into_iter().zip(renewed.verdicts) {
-                        verdicts[at] = verdict;
-                    }
-                }
-                Ok(Renewed::new(sent.unwrap_or_else(|| store.clock().now()), verdicts))
-            })
-        })
+        self.ask(server, now, move |store| RenewCall::join(store.renew(batch)))
     }
 
     pub fn annotate(

@@ -1,13 +1,13 @@
 //! One run: processes that lock and storms that hit them, then fair weather, in which all must end well.
 
 use super::caller::Caller;
-use super::dice::Dice;
 use super::judge::Sometimes;
 use super::log::Log;
 use super::plan::{LogFault, Plan, ms};
 use super::runtime::{Gate, Task, USER, was_on_purpose};
 use super::share::{POOL, READ_WRITE};
 use super::world::{Client, World};
+use kit::Dice;
 use leasehold::LeaseManager;
 use leasehold::store::Name;
 use std::sync::atomic::{AtomicBool, Ordering};

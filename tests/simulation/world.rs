@@ -2,7 +2,6 @@
 
 mod beside;
 
-use super::dice::Dice;
 use super::judge::{Judge, Moment, Sometimes};
 use super::log::Calls;
 use super::plan::{HoldId, Plan, ms};
@@ -10,6 +9,7 @@ use super::scripts::Scripts;
 use super::server::{Deed, Server};
 use async_trait::async_trait;
 use beside::Let;
+use kit::Dice;
 use leasehold::clock::Clock;
 use leasehold::store::{
     About, Absence, Acquire, Acquired, Annotate, Arrival, Capabilities, Ends, ForceRelease, Hint,

@@ -46,26 +46,20 @@ impl Hold {
             leases = Outage::new(limit).connect(connection, &builder) => leases?,
             signal = endings.recv() => return Ok(ended_by(signal)),
         };
-        let held = tokio::select! {
-            held = self.ask(&leases, limit) => held,
-            // Its arrival in a line leaves with the future that is dropped, and the close waits for it.
-            signal = endings.recv() => {
-                give_up(&leases, TAKEN_BACK).await;
-                return Ok(ended_by(signal));
-            }
+        let ended = tokio::select! {
+            held = self.ask(&leases, limit) => match held {
+                Ok(Some(held)) => return self.hold(connection, &leases, held, &mut endings).await,
+                Ok(None) => {
+                    output::say(&format!("{} was not free in time", self.name));
+                    Ok(self.wait.busy())
+                }
+                Err(failure) => Err(failure),
+            },
+            signal = endings.recv() => Ok(ended_by(signal)),
         };
-        match held {
-            Ok(Some(held)) => self.hold(connection, &leases, held, &mut endings).await,
-            Ok(None) => {
-                output::say(&format!("{} was not free in time", self.name));
-                give_up(&leases, TAKEN_BACK).await;
-                Ok(self.wait.busy())
-            }
-            Err(failure) => {
-                give_up(&leases, TAKEN_BACK).await;
-                Err(failure)
-            }
-        }
+        // Its arrival in a line has left with the future that was dropped, and the close waits for it.
+        give_up(&leases, TAKEN_BACK).await;
+        ended
     }
 
     async fn hold(

@@ -549,7 +549,10 @@ impl Hold {
         let result = change(&mut inner.state, now);
         self.schedule(core, &mut inner, group.as_deref_mut());
         let is = inner.state.phase();
-        if let (true, Phase::Lost(loss)) = (was != is, is) {
+        if Rare::ARE_COUNTED
+            && was != is
+            && let Phase::Lost(loss) = is
+        {
             self.note_loss(&inner.state, loss);
         }
         if let (false, Phase::Lost(_), Some(described)) = (was == is, is, &mut inner.described) {

@@ -117,7 +117,9 @@ pub(in crate::engine) fn renewed(
         }
         verdict => verdict,
     };
-    note_rare(core, &inner.state, now, &verdict);
+    if Rare::ARE_COUNTED {
+        note_rare(core, &inner.state, now, &verdict);
+    }
     let is_described = matches!(verdict, Ok(None)) && describe::is_due(core, hold, &inner, now);
     let unflushed = hold.update_locked(core, now, inner, Some(group), |state, now| {
         state.renewed(&core.timing, now, jitter, renewal, verdict);

@@ -9,6 +9,7 @@
 
 pub mod beliefs;
 pub mod delegate;
+pub mod dice;
 #[cfg(target_os = "linux")]
 pub mod fault;
 pub mod frame;
@@ -43,6 +44,7 @@ use std::panic::Location;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
+pub use dice::Dice;
 pub use pipe::{Pace, Pipe};
 pub use proxy::{Mode, Proxy};
 pub use resp::{Reply, Resp, is_timeout};

@@ -67,18 +67,15 @@ impl Elect {
         });
         let mut candidate = leases.election(&self.name).candidate(value);
         loop {
-            let leadership = tokio::select! {
-                leadership = campaign(&mut candidate) => leadership,
-                signal = signals.next() => {
-                    give_up(leases, TAKEN_BACK).await;
-                    return Ok(ended_by(signal));
-                }
+            let elected = tokio::select! {
+                leadership = campaign(&mut candidate) => leadership.map_err(Err),
+                signal = signals.next() => Err(Ok(ended_by(signal))),
             };
-            let leadership = match leadership {
+            let leadership = match elected {
                 Ok(leadership) => leadership,
-                Err(failure) => {
+                Err(ended) => {
                     give_up(leases, TAKEN_BACK).await;
-                    return Err(failure);
+                    return ended;
                 }
             };
             if self.program.verbose {

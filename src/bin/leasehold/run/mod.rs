@@ -175,25 +175,19 @@ impl Run {
         if self.once.is_some() {
             return self.run_once(connection, &leases, limit, &mut signals).await;
         }
-        let held = tokio::select! {
-            held = held::acquire(&self, &leases, limit) => held,
-            signal = signals.next() => {
-                give_up(&leases, TAKEN_BACK).await;
-                return Ok(ended_by(signal));
-            }
+        let ended = tokio::select! {
+            held = held::acquire(&self, &leases, limit) => match held {
+                Ok(Some(held)) => {
+                    return self.run_with(connection, &leases, held, &mut signals).await;
+                }
+                Ok(None) => Ok(self.busy()),
+                Err(failure) => Err(failure),
+            },
+            signal = signals.next() => Ok(ended_by(signal)),
             never = self.says_that_it_waits() => match never {},
         };
-        match held {
-            Ok(Some(held)) => self.run_with(connection, &leases, held, &mut signals).await,
-            Ok(None) => {
-                give_up(&leases, TAKEN_BACK).await;
-                Ok(self.busy())
-            }
-            Err(failure) => {
-                give_up(&leases, TAKEN_BACK).await;
-                Err(failure)
-            }
-        }
+        give_up(&leases, TAKEN_BACK).await;
+        ended
     }
 
     /// Runs the program while this process has the names, and releases them.

@@ -60,7 +60,6 @@ impl Ready {
     }
 
     /// Returns whether it tries `SET` first.
-    #[cfg(feature = "testing")]
     pub(super) fn sets_first(&self) -> bool {
         self.is_special && self.wait.is_none()
     }
@@ -126,7 +125,7 @@ async fn run_special(
     timeout: Duration,
     asking: bool,
 ) -> Result<Vec<Element>, Failure> {
-    if asking || call.wait.is_some() {
+    if asking || !call.sets_first() {
         return run_among(script, client, call, timeout, asking).await;
     }
     let began = Instant::now();

@@ -1,24 +1,21 @@
-//! A small seeded generator (splitmix64), so that a seed stands for a plan.
+//! What a plan draws from the numbers of its seed.
 
+use kit::Dice;
 use std::ops::Range;
 use std::time::Duration;
 
-pub struct Random(u64);
+pub struct Random(Dice);
 
 impl Random {
     /// A generator of its own for `part` of what `seed` stands for.
     pub fn part(seed: u64, part: u64) -> Self {
-        let mut random = Self(seed ^ part.wrapping_mul(0xa076_1d64_78bd_642f));
+        let mut random = Self(Dice::new(seed ^ part.wrapping_mul(0xa076_1d64_78bd_642f)));
         random.next();
         random
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
+        self.0.roll()
     }
 
     pub fn below(&mut self, limit: usize) -> usize {

@@ -1,4 +1,4 @@
-//! The only source of randomness: splitmix64.
+//! Random numbers from a seed: splitmix64. What a seed stands for is the same each time.
 
 #[derive(Clone)]
 pub struct Dice(u64);
@@ -35,6 +35,7 @@ impl Dice {
     }
 
     /// Another generator, independent of this one's later course.
+    #[must_use]
     pub fn fork(&mut self) -> Self {
         Self(self.roll())
     }

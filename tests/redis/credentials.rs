@@ -368,6 +368,35 @@ async fn provider_that_is_broken_delays_nothing_that_works() {
     }
 }
 
+/// A server that stood still for a moment would cost the only connection there is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connection_after_silence_is_kept_while_the_provider_is_broken() {
+    let Proxied { server, vault, proxy, leases } = Proxied::start(PATIENT * 100).await;
+    let held = lock(&leases, "held").await;
+    let requests = connections(&server, false);
+    let load = Load::start(&leases);
+    let silence = async || {
+        proxy.set(Mode::HoldReplies);
+        // Longer than an attempt.
+        sleep(PATIENT / 10 * 3 / 2).await;
+        proxy.set(Mode::Pass);
+        load.goes_on().await;
+        is_held(&held);
+    };
+    for does in [Does::Fails, Does::Hangs, Does::Panics] {
+        let asked = vault.set(does.clone());
+        silence().await;
+        assert!(vault.asked().len() > asked, "{does:?}");
+        assert!(connections(&server, false).is_superset(&requests), "{does:?}");
+    }
+    // With credentials, a connection that is silent is replaced.
+    vault.returns("hunter0");
+    silence().await;
+    eventually(LONG, || !connections(&server, false).is_superset(&requests)).await;
+    drop((load.end().await, held));
+    leases.close().await.expect("closed");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_provider_delays_a_new_connection_alone() {
     let server = Server::start();

@@ -109,9 +109,10 @@ impl CredentialsRequest {
 pub trait CredentialsProvider: Send + Sync + 'static {
     /// Returns the credentials for a connection.
     ///
-    /// It is called when a connection is made, and again before the credentials lapse. The calls run on a thread of their
-    /// own, one at a time for each server: connections that are made meanwhile share its result. A call is dropped after
-    /// three quarters of an attempt: 2.25 s with a TTL of 30 s, and never less than 0.75 s or more than 7.5 s. It may block its thread, but then the calls for other servers wait, too.
+    /// It is called when a connection is made, before one that is silent is given up for another, and again before the
+    /// credentials lapse. The calls run on a thread of their own, one at a time for each server: connections that are made
+    /// meanwhile share its result. A call is dropped after three quarters of an attempt: 2.25 s with a TTL of 30 s, and never
+    /// less than 0.75 s or more than 7.5 s. It may block its thread, but then the calls for other servers wait, too.
     ///
     /// # Errors
     ///

@@ -154,9 +154,14 @@ impl Keeper {
                     health.is_in_use();
                 }
                 () = health.silent.notified(), if has_task => {
-                    let client = self.served.client.clone();
+                    let (client, login) = (self.served.client.clone(), self.served.login.clone());
                     let limit = self.address.attempt * 2;
-                    forced.spawn(async move { drop(timeout(limit, client.force_reconnection()).await) });
+                    forced.spawn(async move {
+                        if let Some(login) = login && !login.prepare().await {
+                            return;
+                        }
+                        drop(timeout(limit, client.force_reconnection()).await);
+                    });
                 }
                 Some(_) = forced.join_next() => if has_task && self.reason != Some(Reason::Moved) {
                     health.end_reconnecting();

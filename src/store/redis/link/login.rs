@@ -37,13 +37,15 @@ pub(in crate::store::redis) struct Login {
     /// When to authenticate again; `None` for never.
     due: watch::Sender<Option<Instant>>,
     retry: Mutex<Pauses>,
+    /// What the next connect logs in with, if the provider was asked before the last connection was given up.
+    prepared: Mutex<Option<Issued>>,
 }
 
 impl Login {
     pub(super) fn new(provider: Provider, request: CredentialsRequest, limit: Duration) -> Self {
         let due = watch::Sender::new(None);
         let retry = Mutex::new(Pauses::new(RETRY.0, RETRY.1));
-        Self { provider, request, limit, due, retry }
+        Self { provider, request, limit, due, retry, prepared: Mutex::default() }
     }
 
     /// Asks the provider, and plans the next login.
@@ -57,6 +59,27 @@ impl Login {
         });
         self.due.send_replace(due);
         Ok(issued)
+    }
+
+    /// Asks the provider for what the next connect logs in with. Returns whether it did; if not, the connection in use is to
+    /// be kept, because there would be no other.
+    pub(super) async fn prepare(&self) -> bool {
+        match self.ask().await {
+            Ok(issued) => {
+                *self.prepared.lock() = Some(issued);
+                true
+            }
+            Err(error) => {
+                self.put_off(&error);
+                false
+            }
+        }
+    }
+
+    /// Takes what was prepared for this connect.
+    fn take_prepared(&self) -> Option<Issued> {
+        let issued = self.prepared.lock().take()?;
+        (issued.asked.elapsed() < SHORTEST + self.limit).then_some(issued)
     }
 
     /// Waits until it is time to log in again.
@@ -109,7 +132,10 @@ impl Login {
 #[async_trait]
 impl CredentialProvider for Login {
     async fn fetch(&self, _: Option<&Server>) -> Result<(Option<String>, Option<String>), Failure> {
-        let issued = self.ask().await;
+        let issued = match self.take_prepared() {
+            Some(issued) => Ok(issued),
+            None => self.ask().await,
+        };
         // Its message begins with words by which `classify` knows it again.
         let issued =
             issued.map_err(|error| Failure::new(Kind::Unknown, error.message().to_owned()));
@@ -139,6 +165,7 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
     use crate::store::Credentials;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn login(credentials: Credentials) -> Login {
         let request = CredentialsRequest::new("a:1".to_owned(), false);
@@ -197,5 +224,28 @@ mod tests {
         login.fetch(None).await.unwrap();
         login.wait_a_while();
         assert!(due_in(&login).unwrap() <= RETRY.0);
+    }
+
+    #[tokio::test]
+    async fn prepared_credentials_serve_one_connect_soon_after() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&calls);
+        let provider = Provider::new(move |_: CredentialsRequest| {
+            count.fetch_add(1, Ordering::Relaxed);
+            async { Ok::<_, String>(Credentials::none()) }
+        });
+        let request = CredentialsRequest::new("a:1".to_owned(), false);
+        let login = Login::new(provider, request, Duration::from_millis(500));
+        let asked = || calls.load(Ordering::Relaxed);
+        assert!(login.prepare().await);
+        login.fetch(None).await.unwrap();
+        assert_eq!(asked(), 1);
+        login.fetch(None).await.unwrap();
+        assert_eq!(asked(), 2);
+        assert!(login.prepare().await);
+        let old = Instant::now().checked_sub(SHORTEST * 2);
+        login.prepared.lock().as_mut().unwrap().asked = old.unwrap();
+        login.fetch(None).await.unwrap();
+        assert_eq!(asked(), 4, "they may have lapsed");
     }
 }

@@ -463,6 +463,11 @@ impl Server {
         Some(ghosts.remove(at))
     }
 
+    /// What had expired is found once more, and still counts for nothing.
+    pub fn haunt(&mut self, name: &Name, ghost: Option<Entry>) {
+        self.data.ghosts.entry(name.clone()).or_default().extend(ghost);
+    }
+
     /// What had expired is there again for a time.
     pub fn revive(&mut self, name: &Name, ghost: Entry, now: u64, ttl: Duration) {
         let expires = self.expiry(now, ttl, ghost.mode);

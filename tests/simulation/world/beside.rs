@@ -14,19 +14,21 @@
 //! 6. The first acquire of permits makes the semaphore, and wakes clients that came before there was one.
 //! 7. A description outlives the hold, and is deleted for whom it is of, also after it.
 //! 8. A late copy of the request of a reader that writes by now hears of the last token of the writer. Its caller had its reply.
+//! 9. A forced release as of another kind, after a refusal that the simulation made up, is refused, and deletes nothing.
 
 use super::{Inner, World};
 use crate::plan::HoldId;
 use crate::scripts::{Scripts, channels_of};
-use crate::server::{Deed, permits};
+use crate::server::{Deed, Entry, permits};
 use kit::lua::Message;
 use leasehold::clock::Instant;
 use leasehold::store::{
     Absence, Acquire, Acquired, Annotate, ForceRelease, HolderId, HolderInfo, Inspect, Inspection,
     Layout, Mark, Mode, Name, Release, Released, RenewBatch, Renewal, Target, Want,
 };
-use leasehold::{Error, Result};
+use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,12 +69,14 @@ impl Inner {
         let heard = scripts.acquire(&self.server, now, hold.0, request);
         let name = &request.target.name;
         let had_ghosts = self.server.has_ghosts(name, now);
-        let ghost = self.server.exorcise(name, request.holder, now);
-        if let (Ok(Acquired::Granted { .. }), true, Some(ghost)) =
-            (&heard.verdict, request.converts, ghost)
+        let reads = request.target.mode == Mode::Read;
+        let mut ghost = self.server.exorcise(name, request.holder, now);
+        if matches!(heard.verdict, Ok(Acquired::Granted { .. }))
+            && (request.converts || reads)
+            && let Some(ghost) = ghost.take()
         {
             // 1.
-            self.server.revive(name, ghost, now, request.ttl);
+            self.revive(now, &request.target, ghost, request.ttl, request);
         }
         let late_reader = request.target.mode == Mode::Read
             && !request.converts
@@ -100,8 +104,7 @@ impl Inner {
                     // 8.
                     (Some(_), Some(_)) if late_reader => {}
                     (Some(fence), Some(known)) => {
-                        let read = request.target.mode == Mode::Read;
-                        let fresh = fence > last && (deed != Deed::Again || read);
+                        let fresh = fence > last && (deed != Deed::Again || reads);
                         if !fresh && (deed != Deed::Again || fence != known) {
                             wrong = Some(format!("the token {fence}, after {last}; had {known}"));
                         }
@@ -136,6 +139,13 @@ impl Inner {
                 if one != other && !had_ghosts {
                     wrong = Some("another absence".to_owned());
                 }
+                verdict
+            }
+            // 1. A reader that would write, beside others.
+            (Acquired::Held { .. }, Acquired::NotYours(_))
+                if request.converts && ghost.is_some() =>
+            {
+                self.server.haunt(name, ghost.take());
                 verdict
             }
             // 1.
@@ -293,16 +303,7 @@ impl Inner {
         let was_ghost = ghost.is_some();
         if let (Ok(None), Some(ghost)) = (&heard, ghost) {
             // 1.
-            self.server.revive(name, ghost, now, batch.ttl);
-            let entries = self.server.holders(name, now);
-            let out: u32 = entries.iter().map(|entry| permits(entry.mode)).sum();
-            let excluded = match mode {
-                Mode::Permits { size, .. } => out > *size,
-                _ => entries.iter().any(|entry| entry.mode == Mode::Write),
-            };
-            if excluded {
-                self.judge.fail(now, format_args!("{name} is renewed beside others: {item:?}"));
-            }
+            self.revive(now, &item.target, ghost, batch.ttl, item);
         }
         let is_reader = self.server.is_reader(name, item.holder, now);
         let before = self.server.copy();
@@ -326,6 +327,21 @@ impl Inner {
             self.judge.fail(now, format_args!("{heard:?}, not {known:?}, to {item:?}"));
         }
         heard
+    }
+
+    /// Has what had expired there again, which must exclude nothing.
+    fn revive(&mut self, now: u64, target: &Target, ghost: Entry, ttl: Duration, to: &dyn Debug) {
+        let Target { name, mode, .. } = target;
+        self.server.revive(name, ghost, now, ttl);
+        let entries = self.server.holders(name, now);
+        let out: u32 = entries.iter().map(|entry| permits(entry.mode)).sum();
+        let excluded = match mode {
+            Mode::Permits { size, .. } => out > *size,
+            _ => entries.iter().any(|entry| entry.mode == Mode::Write),
+        };
+        if excluded {
+            self.judge.fail(now, format_args!("{name} is there again beside others: {to:?}"));
+        }
     }
 
     pub(super) fn annotate(&mut self, now: u64, request: &Annotate, hold: HoldId) -> bool {
@@ -400,12 +416,22 @@ impl Inner {
 
     /// Deletes what is under a name; whose it was.
     pub(super) fn force(&mut self, now: u64, request: &ForceRelease) -> Vec<HoldId> {
-        let name = &request.target.name;
+        let Target { name, mode, .. } = &request.target;
         let had_ghosts = self.server.has_ghosts(name, now);
+        let before = self.server.copy();
+        let kinds = self.server.holders(name, now);
+        let is_of_another = kinds.iter().any(|entry| !is_of_one_kind(entry.mode, *mode));
         let held = self.server.delete(name, now);
         let Some(mut scripts) = self.lend() else { return held };
-        self.judge.forced.extend(&held);
         let heard = scripts.force(&self.server, now, request.clone());
+        let is_refused = |error: &Error| error.kind() == ErrorKind::WrongType;
+        if is_of_another && heard.verdict.as_ref().is_err_and(is_refused) {
+            // 9.
+            self.server.restore(before);
+            self.scripts = Some(scripts);
+            return Vec::new();
+        }
+        self.judge.forced.extend(&held);
         let same = heard.verdict.as_ref().ok() == Some(&!held.is_empty());
         if !same && !had_ghosts || !wakes(name, &heard.published) {
             self.judge.fail(now, format_args!("{:?}, not {held:?}, to {request:?}", heard.verdict));
@@ -478,6 +504,16 @@ impl Inner {
             self.judge.fail(now, format_args!("{name} has no time to live"));
         }
     }
+}
+
+/// Whether holders in these modes may have one name after another.
+fn is_of_one_kind(one: Mode, other: Mode) -> bool {
+    let number = |mode| match mode {
+        Mode::Permits { .. } => 2,
+        Mode::Read | Mode::Write => 1,
+        _ => 0,
+    };
+    number(one) == number(other)
 }
 
 /// Whether a message wakes the waiters of a name.

@@ -107,8 +107,8 @@ impl Lock {
     /// Waits until this handle holds the lock.
     ///
     /// Re-enters at once, one level deeper, while a lease of this handle is alive. That asks nothing of the store, so the new
-    /// lease is as good as the older one and no better: it may be at risk, or have less than half of the TTL left. See
-    /// [re-entry](crate::guide::reentrancy#what-a-nested-call-does).
+    /// lease is as good as the older one and no better: it may be at risk, or less than half of the TTL may be left in the
+    /// store. See [re-entry](crate::guide::reentrancy#what-a-nested-call-does).
     ///
     /// # Errors
     ///

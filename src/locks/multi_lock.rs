@@ -336,9 +336,10 @@ impl MultiLock {
             WaitLimit::For(limit) => WaitLimit::For(limit.saturating_sub(passed())),
             limit => limit,
         };
-        let is_once = match limit {
+        // Also after a task that polls this has been kept from it.
+        let is_last = || match left() {
             WaitLimit::Once => true,
-            WaitLimit::For(limit) => limit.is_zero(),
+            WaitLimit::For(left) => left.is_zero(),
             WaitLimit::Forever => false,
         };
         let mut atomic = self.atomic;
@@ -377,8 +378,8 @@ impl MultiLock {
                 Round::Granted(lease) if lease.check().is_ok() => return Ok(Some(lease)),
                 // A name was lost before the answer for another one, or an old hold was there, as none is now.
                 Round::Granted(_) | Round::Torn => continue,
-                Round::Refused(_) if is_once => return Ok(None),
-                Round::Unanswered(_, error) if is_once => return Err(error),
+                Round::Refused(_) if is_last() => return Ok(None),
+                Round::Unanswered(_, error) if is_last() => return Err(error),
                 Round::Refused(at) | Round::Unanswered(at, _) => {
                     refusals += 1;
                     if refusals > MOST_REFUSALS || passed() > core.timing.ttl / 3 {
@@ -461,7 +462,11 @@ impl MultiLock {
         Rare::SetOneByOne.reached();
         let mut leases: Vec<Lease> = Vec::with_capacity(self.entries.len());
         for entry in &mut self.entries {
-            match entry.lock(&self.engine, spec, left()).await? {
+            let left = left();
+            if !leases.is_empty() && matches!(left, WaitLimit::For(left) if left.is_zero()) {
+                return Ok(None);
+            }
+            match entry.lock(&self.engine, spec, left).await? {
                 Some(lease) => leases.push(lease),
                 None => return Ok(None),
             }

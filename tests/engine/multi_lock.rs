@@ -327,6 +327,19 @@ async fn time_limit_holds_though_the_store_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn time_limit_that_passes_while_not_polled_ends_the_call() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+    let mut lock = both(&setup.leases);
+    let mut call = Box::pin(lock.lock_timeout(ATTEMPT / 2));
+    assert!(poll_once(call.as_mut()).await.is_pending());
+    sleep(ATTEMPT * 5 / 2).await;
+    let (took, result) = timed(call).await;
+    assert_eq!(failed(result), ErrorKind::Unavailable);
+    assert!(took < MOMENT, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn call_dropped_at_each_poll_leaves_nothing() {
     for polls in 0..40 {
         let setup = Setup::new();

@@ -373,7 +373,8 @@ fn is_kept(history: &History, number: usize, name: &str) -> bool {
 
 /// A new lease has more than half of its time.
 pub fn fresh_lease_has_half(history: &History) -> Vec<Breach> {
-    let sentence = "reentrancy: It may be at risk, or have less than half of its time left, where a new grant always has more.";
+    let sentence = "reentrancy: It may be at risk, or less than half of the TTL may be left in the store, where a new grant of one \
+                    name has more.";
     let mut breaches = Vec::new();
     let rules = &history.rules;
     let time = if rules.backend == Backend::ZooKeeper { rules.ttl * 3 / 4 } else { rules.ttl };
@@ -383,7 +384,7 @@ pub fn fresh_lease_has_half(history: &History) -> Vec<Breach> {
         let limited = rules.max_hold.is_some()
             || history.trouble_in(around(history, call))
             || matches!(call.object, Object::Election | Object::Multi);
-        if !limited && held.remaining + rules.slack < time / 2 {
+        if !limited && held.remaining + rules.grace + rules.slack < time / 2 {
             let what = format!("the new lease of call {} had {:?} left", held.call, held.remaining);
             breaches.push(Breach {
                 promise: "fresh_lease_has_half",

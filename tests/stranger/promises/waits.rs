@@ -73,7 +73,8 @@ pub fn limits_are_kept(history: &History) -> Vec<Breach> {
         history.calls.iter().enumerate().filter(|(_, call)| call.end.is_some() && !call.nested)
     {
         let names = u32::try_from(call.names.len()).expect("few");
-        let span = Window { from: call.start.at.saturating_sub(rules.ttl), to: call.end_at() };
+        // Requests that run late do so for up to a TTL after the trouble, and may hold a name for one.
+        let span = Window { from: call.start.at.saturating_sub(rules.ttl * 2), to: call.end_at() };
         // It may wait for two attempts of another call first. Slots are asked one after the other.
         let is_busy = rules.slack > rules.attempt;
         let attempts = if is_busy || history.trouble_in(span) {

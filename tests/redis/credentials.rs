@@ -370,7 +370,7 @@ async fn provider_that_is_broken_delays_nothing_that_works() {
 
 /// A server that stood still for a moment would cost the only connection there is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connection_after_silence_is_kept_while_the_provider_is_broken() {
+async fn silent_connection_is_kept_while_the_provider_is_broken() {
     let Proxied { server, vault, proxy, leases } = Proxied::start(PATIENT * 100).await;
     let held = lock(&leases, "held").await;
     let requests = connections(&server, false);

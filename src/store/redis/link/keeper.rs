@@ -154,7 +154,8 @@ impl Keeper {
                     health.is_in_use();
                 }
                 () = health.silent.notified(), if has_task => {
-                    let (client, login) = (self.served.client.clone(), self.served.login.clone());
+                    let client = self.served.client.clone();
+                    let login = self.served.login.clone();
                     let limit = self.address.attempt * 2;
                     forced.spawn(async move {
                         if let Some(login) = login && !login.prepare().await {

@@ -76,8 +76,8 @@ impl Login {
         }
     }
 
-    /// Takes what was prepared for this connect.
-    fn take_prepared(&self) -> Option<Issued> {
+    /// Returns what was prepared for this connect, once.
+    fn use_prepared(&self) -> Option<Issued> {
         let issued = self.prepared.lock().take()?;
         (issued.asked.elapsed() < SHORTEST + self.limit).then_some(issued)
     }
@@ -132,7 +132,7 @@ impl Login {
 #[async_trait]
 impl CredentialProvider for Login {
     async fn fetch(&self, _: Option<&Server>) -> Result<(Option<String>, Option<String>), Failure> {
-        let issued = match self.take_prepared() {
+        let issued = match self.use_prepared() {
             Some(issued) => Ok(issued),
             None => self.ask().await,
         };

@@ -90,7 +90,12 @@ fn has_reason(history: &History, call: &Call, failure: &Failure) -> bool {
         ErrorKind::Unavailable => {
             let span = Window { from: call.start.at.saturating_sub(history.rules.ttl), to: end.at };
             // "`Unavailable` if the time passes without an answer of the store."
-            let is_short = matches!(call.way, Way::Timed(time) if time < history.rules.attempt / 4);
+            let answers = match backend {
+                // "A call whose time is shorter than an attempt may return `Unavailable` while the votes are split."
+                Backend::Quorum => history.rules.attempt,
+                _ => history.rules.attempt / 4,
+            };
+            let is_short = matches!(call.way, Way::Timed(time) if time < answers);
             // A busy machine may need a whole attempt for itself.
             let is_busy = history.rules.slack > history.rules.attempt;
             // "... also because the future was not polled."

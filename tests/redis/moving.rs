@@ -4,7 +4,7 @@ use super::cluster::shared;
 use kit::order::lined;
 use kit::reached::Must;
 use kit::{Cluster, eventually, within};
-use leasehold::{Lease, LeaseManager, LeaseState, Loss};
+use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -263,7 +263,11 @@ async fn resharding_under_load_loses_no_lease_of_any_kind() {
         load.spawn(async move {
             while !ends.load(Ordering::Relaxed) {
                 let lease = within(LONG, lock.lock()).await.expect("a lease");
-                lease.unlock().await.expect("released");
+                // On a busy machine a slot that moves may take longer than an attempt. The release goes on then, and
+                // the next call waits for it.
+                if let Err(error) = lease.unlock().await {
+                    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+                }
                 grants.fetch_add(1, Ordering::Relaxed);
             }
         });

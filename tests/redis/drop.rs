@@ -372,7 +372,8 @@ async fn acquire_whose_reply_is_lost_is_granted_once() {
     proxy.drop_reply_of(1, &owner);
     let inner = lock.lock().await.expect("a nested lease");
     eventually(LONG, || proxy.dropped() == 2).await;
-    assert_eq!(hash(), [(owner.clone(), "2".to_owned())]);
+    // On a busy machine the lost reply may be that of a renewal.
+    eventually(LONG, || hash() == [(owner.clone(), "2".to_owned())]).await;
     assert_eq!((outer.hold_count(), outer.fence()), (2, inner.fence()));
 
     proxy.drop_reply_of(1, &owner);

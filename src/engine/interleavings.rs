@@ -7,6 +7,9 @@
 //! Shuttle switches threads at each lock and unlock of a [`Mutex`](crate::util::sync::Mutex), and at each wait of a future. It
 //! does not switch at the atomics, nor within the channels and notifiers of tokio.
 //!
+//! Not explored: the thread of the hard stop and that of the log, which wait at channels and by the clock; what describes a hold; and
+//! the connections of each runtime. The tests of faults and the soak run them.
+//!
 //! The batcher of Redis has such a test beside its code, in `src/store/redis/send/batch.rs`.
 
 #[cfg(test)]

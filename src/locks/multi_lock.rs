@@ -333,15 +333,11 @@ impl MultiLock {
         let start = core.now();
         let passed = || core.now().saturating_duration_since(start);
         let left = || match limit {
-            WaitLimit::For(limit) => WaitLimit::For(limit.saturating_sub(passed())),
+            WaitLimit::For(limit) => WaitLimit::For(limit.saturating_sub(passed())).simplified(),
             limit => limit,
         };
-        // Also after a task that polls this has been kept from it.
-        let is_last = || match left() {
-            WaitLimit::Once => true,
-            WaitLimit::For(left) => left.is_zero(),
-            WaitLimit::Forever => false,
-        };
+        // Also after the task that polls this has been kept from it.
+        let is_last = || matches!(left(), WaitLimit::Once);
         let mut atomic = self.atomic;
         let mut awaited = None;
         let mut refusals = 0;
@@ -352,9 +348,9 @@ impl MultiLock {
             // Boxed: the future of a call for each name is large.
             let round = Box::pin(self.ask_all(spec, awaited.take(), atomic));
             let round = match left() {
-                WaitLimit::For(left) if refusals > 0 && left.is_zero() => return Ok(None),
+                WaitLimit::Once if refusals > 0 => return Ok(None),
                 // A round ends soon, unless the store does not answer.
-                WaitLimit::For(left) if !left.is_zero() => match timeout(left, round).await {
+                WaitLimit::For(left) => match timeout(left, round).await {
                     Ok(round) => round,
                     // The answers may just be on their way.
                     Err(_) if heard.is_some_and(is_recent) => return Ok(None),
@@ -463,7 +459,7 @@ impl MultiLock {
         let mut leases: Vec<Lease> = Vec::with_capacity(self.entries.len());
         for entry in &mut self.entries {
             let left = left();
-            if !leases.is_empty() && matches!(left, WaitLimit::For(left) if left.is_zero()) {
+            if !leases.is_empty() && matches!(left, WaitLimit::Once) {
                 return Ok(None);
             }
             match entry.lock(&self.engine, spec, left).await? {

@@ -1,8 +1,8 @@
 //! Turns of one waiter beside a crowd of 32 in one process of the other language.
 //!
 //! The crowd does nothing but lock, stay inside for a while, and unlock. The one locks, unlocks and pauses. Nine tenths of
-//! its waits must be over by the time in which the crowd could have been served twice, and a tenth of a second. Of so few waits chance
-//! may make more late: two standard deviations are allowed.
+//! its waits must be over by the time in which the crowd could have been served twice, and a tenth of a second. The waits are
+//! few, so more of them may be late by chance: two standard deviations are allowed.
 
 use crate::peer::now;
 use crate::scenarios;

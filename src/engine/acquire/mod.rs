@@ -100,11 +100,7 @@ pub(crate) async fn acquire_as<'a>(
     let start = core.now();
     // False while this call waits for a change of the mode that the store has not answered.
     let answered = &AtomicBool::new(true);
-    let limit = match limit {
-        // It has no time to wait.
-        WaitLimit::For(Duration::ZERO) => WaitLimit::Once,
-        limit => limit,
-    };
+    let limit = limit.simplified();
     let (once, longest_wait, longest_pause) = match limit {
         WaitLimit::Once => (true, Duration::ZERO, SHORT_PAUSE),
         // The rest of the time must suffice for a request.

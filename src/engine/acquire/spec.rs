@@ -21,6 +21,16 @@ pub(crate) enum WaitLimit {
     Forever,
 }
 
+impl WaitLimit {
+    /// Without time to wait, it is one attempt.
+    pub(crate) fn simplified(self) -> Self {
+        match self {
+            Self::For(Duration::ZERO) => Self::Once,
+            limit => limit,
+        }
+    }
+}
+
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcquireSpec<'a> {

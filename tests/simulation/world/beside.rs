@@ -78,9 +78,8 @@ impl Inner {
             // 1.
             self.revive(now, &request.target, ghost, request.ttl, request);
         }
-        let late_reader = request.target.mode == Mode::Read
-            && !request.converts
-            && self.server.is_writer(name, request.holder, now);
+        let late_reader =
+            reads && !request.converts && self.server.is_writer(name, request.holder, now);
         let before = self.server.copy();
         let last = self.server.last_fence(name);
         let (expected, mut deed) = self.server.acquire(now, sent, request, hold);
@@ -417,20 +416,18 @@ impl Inner {
     /// Deletes what is under a name; whose it was.
     pub(super) fn force(&mut self, now: u64, request: &ForceRelease) -> Vec<HoldId> {
         let Target { name, mode, .. } = &request.target;
-        let had_ghosts = self.server.has_ghosts(name, now);
-        let before = self.server.copy();
+        let Some(mut scripts) = self.lend() else { return self.server.delete(name, now) };
+        let heard = scripts.force(&self.server, now, request.clone());
         let kinds = self.server.holders(name, now);
         let is_of_another = kinds.iter().any(|entry| !is_of_one_kind(entry.mode, *mode));
-        let held = self.server.delete(name, now);
-        let Some(mut scripts) = self.lend() else { return held };
-        let heard = scripts.force(&self.server, now, request.clone());
         let is_refused = |error: &Error| error.kind() == ErrorKind::WrongType;
         if is_of_another && heard.verdict.as_ref().is_err_and(is_refused) {
             // 9.
-            self.server.restore(before);
             self.scripts = Some(scripts);
             return Vec::new();
         }
+        let had_ghosts = self.server.has_ghosts(name, now);
+        let held = self.server.delete(name, now);
         self.judge.forced.extend(&held);
         let same = heard.verdict.as_ref().ok() == Some(&!held.is_empty());
         if !same && !had_ghosts || !wakes(name, &heard.published) {

@@ -103,6 +103,8 @@ pub enum Role {
     Again,
     /// Acquires and releases, but cannot wait: in scenarios without contention only.
     Floor,
+    /// Waits for one other process: in the scenario with turns of two only.
+    FloorThatWaits,
     Peer,
     /// A peer in scenarios without contention only.
     Blocking,
@@ -123,12 +125,12 @@ impl Role {
 impl Entry {
     /// Whether scenarios without contention measure it.
     pub fn alone(&self) -> bool {
-        self.role != Role::Eager
+        !matches!(self.role, Role::Eager | Role::FloorThatWaits)
     }
 
     /// Whether the scenario with turns of two processes measures it.
     pub fn takes_turns(&self) -> bool {
-        self.role.waits() || self.role == Role::Again
+        self.role.waits() || matches!(self.role, Role::Again | Role::FloorThatWaits)
     }
 }
 

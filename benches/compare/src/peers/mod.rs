@@ -12,6 +12,7 @@ mod distkit;
 mod distributed_lock;
 mod floor_fred;
 mod floor_redis;
+mod floor_waits;
 mod leasehold;
 mod pulse;
 mod rdlock;
@@ -109,6 +110,14 @@ fn ours_and_floors() -> Vec<Entry> {
             sends: SET_AND_SCRIPTS,
             events: false,
             connect: connector!(floor_redis::connect),
+        },
+        Entry {
+            id: "floor-fred-waits",
+            about: "floor-fred with a second connection for the message of a release",
+            role: Role::FloorThatWaits,
+            sends: SCRIPTS,
+            events: false,
+            connect: connector!(floor_waits::connect),
         },
         Entry {
             id: AGAIN,

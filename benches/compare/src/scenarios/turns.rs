@@ -1,6 +1,6 @@
 //! 6: from a release to the grant in another process that waits for it.
 
-use super::{Bench, Post, by_processes, choose, post};
+use super::{Bench, Post, by_processes, choose, post, ratio};
 use crate::contender::{Entry, Result};
 use crate::grants::{Tenure, now};
 use crate::peers::Pulse;
@@ -43,8 +43,10 @@ pub async fn run(bench: &mut Bench) {
     if arguments.pinned {
         return;
     }
-    let trips = board.median("leasehold", "trips");
-    targets.at_most("6: release to grant elsewhere, p50, x bare acquire", 2.5, trips);
+    // Beside the same scripts through the same client: two trips and a message take that long in a program that has slept.
+    let floor = board.median("floor-fred-waits", "p50_us");
+    let grant = ratio(board.median("leasehold", "p50_us"), floor);
+    targets.at_most("6: release to grant elsewhere, p50, x floor", 1.7, grant);
 
     let mut deletions =
         Board::new("6a", "from DEL of the key to the holder's token, T = 3 s (for information)");

@@ -1,6 +1,6 @@
 //! 1: the latency of acquire + release when nobody else is there.
 
-use super::{Bench, choose};
+use super::{Bench, choose, ratio};
 use crate::alloc;
 use crate::contender::Role;
 use crate::stats::percentile;
@@ -110,20 +110,26 @@ pub async fn run(bench: &mut Bench) {
     }
 
     memory.print(&[Column("calls", "allocations", 1, false), Column("bytes", "bytes", 0, false)]);
-    for (what, id, peer, server) in
-        [("with", "leasehold", 1.35, 4.0), ("without", "leasehold-plain", 1.2, 2.5)]
-    {
+    for (what, id, peer, floor) in [
+        ("with", "leasehold", 1.5, "floor-fred"),
+        ("without", "leasehold-plain", 1.28, "floor-fred-plain"),
+    ] {
         let figure = |figure: &str| board.median(id, figure);
         targets.at_most(
             &format!("1: p50 alone, x rslock, {what} fences"),
             peer,
             figure("x_rslock"),
         );
-        let name = format!("1: server's time, x SET and compare-and-delete, {what} fences");
-        targets.at_most(&name, server, figure("server_x_set"));
+        // 1.1 to 1.15, and 0.96 where it is measured again later in the round: what the server did before counts.
+        let name = format!("1: server's time, x the bare scripts', {what} fences");
+        let server = ratio(figure("server_us"), board.median(floor, "server_us"));
+        targets.at_most(&name, 1.25, server);
     }
-    targets.at_most("1a: allocations a pair", 20.0, memory.median("leasehold", "calls"));
-    targets.at_most("1a: bytes a pair", 8_000.0, memory.median("leasehold", "bytes"));
+    let beside_bare =
+        |figure| ratio(memory.median("leasehold", figure), memory.median("floor-fred", figure));
+    targets.at_most("1a: allocations a pair, x two bare calls", 1.0, beside_bare("calls"));
+    // Two futures of the client, of five kilobytes each, are on the stack of a bare program.
+    targets.at_most("1a: bytes a pair, x two bare calls", 2.0, beside_bare("bytes"));
     let with = board.median("leasehold", "x_floor");
     targets.at_most("1: p50 alone, x floor, with fences", 1.1, with);
     let without = board.median("leasehold-plain", "x_floor_plain");

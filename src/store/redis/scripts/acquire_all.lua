@@ -8,7 +8,7 @@
 --
 -- Twice is harmless: `acquire.lua` is, and a copy that finds another holder changes nothing.
 
--- @include common, check, acquire_function
+-- @include common, arguments, acquire_function
 
 local fenced = ARGV[2] ~= '0'
 ttl, block, retention = ARGV[1], 1, ARGV[3]

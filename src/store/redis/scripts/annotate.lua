@@ -8,7 +8,7 @@
 -- Twice is harmless: a write of the same holder id with a number that is not larger changes nothing, a holder id that is not
 -- in the lock's hash writes nothing, and only what the same holder id has written is deleted.
 
--- @include common, check, publish, holds
+-- @include common, arguments, publish, holds
 
 local function run()
   local lock, metadata, holder = KEYS[1], KEYS[2], ARGV[1]
@@ -75,4 +75,4 @@ local function run()
   return 1
 end
 
--- @include run
+-- @include protected_call

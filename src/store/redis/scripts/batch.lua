@@ -13,7 +13,7 @@
 --
 -- Twice is harmless, because it is for each item. An item that fails does not affect the others.
 
--- @include common, check, publish, acquire_function, release_function
+-- @include common, arguments, publish, acquire_function, release_function
 
 local keys, args, byte = KEYS, ARGV, string.byte
 local steps, tail, head = args[#args], string.gmatch(args[#args - 1], '[^,]+'), ''

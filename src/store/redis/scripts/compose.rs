@@ -20,15 +20,15 @@ macro_rules! lua_files {
     ($folder:literal) => {
         lua_files!(
             $folder:
-            acquire acquire_all acquire_alone acquire_function acquire_one age annotate batch check common describe
+            acquire acquire_all acquire_alone acquire_function acquire_one age annotate arguments batch common describe
             fence fence_again fence_keep force grant hint holder_of holds inspect line_acquire line_common
             line_inspect line_leave line_release look mark metadata mine note note_read noted owner permits_acquire
             permits_common permits_force permits_inspect permits_release permits_renew permits_resize permits_wake
             plain_acquire plain_acquire_alone plain_grant plain_holder_of plain_holds plain_inspect plain_look
-            plain_mine plain_record plain_release plain_release_keep plain_steal_grant propose publish publish_shard
-            record release release_alone release_function release_keep renew reserve rest_yield run rw_acquire
-            rw_common rw_force rw_grant rw_inspect rw_leave rw_release rw_renew rw_wake steal steal_grant wake
-            wake_function want
+            plain_mine plain_record plain_release plain_release_keep plain_steal_grant propose protected_call publish
+            publish_shard record release release_alone release_function release_keep renew reserve rest_yield
+            rw_acquire rw_common rw_force rw_grant rw_inspect rw_leave rw_release rw_renew rw_wake steal steal_grant
+            wake wake_function want
         )
     };
     ($folder:literal: $($name:ident)+) => {

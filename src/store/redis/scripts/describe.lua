@@ -6,7 +6,7 @@
 --
 -- Twice is harmless: it writes the same fields, and deletes what may be gone.
 
--- @include common, check
+-- @include common, arguments
 
 local function run()
   local key, ttl = KEYS[1], whole(ARGV[1], 0, LONGEST_TTL)
@@ -29,4 +29,4 @@ local function run()
   return 1
 end
 
--- @include run
+-- @include protected_call

@@ -8,7 +8,7 @@
 -- Twice is harmless: the second run finds nothing, or does what was requested again. A key that is not a hash stays,
 -- because HEXISTS fails on it. A read-write lock stays, too. A note that the server refuses is left out.
 
--- @include common, check, publish, holder_of, noted, note, wake_function
+-- @include common, arguments, publish, holder_of, noted, note, wake_function
 
 local function force(lock)
   check_kind(lock)

@@ -12,7 +12,7 @@
 -- Twice is harmless: `acquire.lua` is. A place has the time of the waiter's arrival, and a later copy of a request never makes
 -- it younger. A copy that comes after the place was left takes it once more; it lapses.
 
--- @include common, check, publish, acquire_function, wake_function, line_common
+-- @include common, arguments, publish, acquire_function, wake_function, line_common
 
 local function run()
   local lock, fence, holder = KEYS[1], KEYS[4], ARGV[1]
@@ -58,4 +58,4 @@ local function run()
   return reply
 end
 
--- @include run
+-- @include protected_call

@@ -6,7 +6,7 @@
 --
 -- Twice is harmless: it writes nothing.
 
--- @include common, check
+-- @include common, arguments
 
 local now
 -- @include line_common
@@ -25,4 +25,4 @@ local function run()
   return reply
 end
 
--- @include run
+-- @include protected_call

@@ -9,7 +9,7 @@
 -- Twice is harmless: the second run finds no place, or one of a later waiter, which it leaves alone, or it gives the place
 -- to the next waiter once more.
 
--- @include common, check, publish
+-- @include common, arguments, publish
 
 local now
 -- @include wake_function, line_common
@@ -28,4 +28,4 @@ local function run()
   return 1
 end
 
--- @include run
+-- @include protected_call

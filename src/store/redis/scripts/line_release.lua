@@ -8,7 +8,7 @@
 --
 -- Twice is harmless: the second run finds no holder id, and takes no place.
 
--- @include common, check, publish
+-- @include common, arguments, publish
 
 local now
 -- @include release_function, line_common
@@ -32,4 +32,4 @@ local function run()
   return reply
 end
 
--- @include run
+-- @include protected_call

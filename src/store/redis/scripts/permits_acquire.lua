@@ -8,7 +8,7 @@
 --
 -- Twice is harmless: the second run finds its own ids, and sets their time again.
 
--- @include common, check, publish, permits_common, permits_wake
+-- @include common, arguments, publish, permits_common, permits_wake
 
 local function run()
   local free, out, sizes = KEYS[1], KEYS[2], KEYS[3]
@@ -111,4 +111,4 @@ local function run()
   return 0
 end
 
--- @include run
+-- @include protected_call

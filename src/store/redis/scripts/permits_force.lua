@@ -6,7 +6,7 @@
 --
 -- Twice is harmless: the second run finds nothing, or does what was requested again.
 
--- @include common, check, publish, permits_common, permits_wake
+-- @include common, arguments, publish, permits_common, permits_wake
 
 local function run()
   local free, out = KEYS[1], KEYS[2]
@@ -19,4 +19,4 @@ local function run()
   return used > 0 and 1 or 0
 end
 
--- @include run
+-- @include protected_call

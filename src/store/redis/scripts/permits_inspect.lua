@@ -6,7 +6,7 @@
 --
 -- Twice is harmless: it writes nothing.
 
--- @include common, check, permits_common
+-- @include common, arguments, permits_common
 
 local function run()
   local free, now = free_of(KEYS[1]), clock()
@@ -32,4 +32,4 @@ local function run()
   return reply
 end
 
--- @include run
+-- @include protected_call

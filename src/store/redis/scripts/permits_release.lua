@@ -9,7 +9,7 @@
 --
 -- Twice is harmless: the second run finds none of them, or those that have expired.
 
--- @include common, check, publish, permits_common, permits_wake
+-- @include common, arguments, publish, permits_common, permits_wake
 
 local function run()
   local free, out, ids = KEYS[1], KEYS[2], ids_of(ARGV[2], whole(ARGV[1], 1, MOST_PERMITS))
@@ -28,4 +28,4 @@ local function run()
   return wake(string.gsub(out, ':timeout$', ''), there)
 end
 
--- @include run
+-- @include protected_call

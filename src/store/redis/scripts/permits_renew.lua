@@ -9,7 +9,7 @@
 --
 -- Twice is harmless: the time is set, not added to. What was released without the counter is not renewed.
 
--- @include common, check, publish, permits_common, permits_wake
+-- @include common, arguments, publish, permits_common, permits_wake
 
 local function run()
   local ttl, kept = whole(ARGV[1], 1, LONGEST_TTL), whole(ARGV[2], 0, FOREVER)
@@ -46,4 +46,4 @@ local function run()
   return reply
 end
 
--- @include run
+-- @include protected_call

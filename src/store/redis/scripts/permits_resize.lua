@@ -6,7 +6,7 @@
 --
 -- Twice is harmless: the second run finds the size as it is to be.
 
--- @include common, check, publish, permits_common, permits_wake
+-- @include common, arguments, publish, permits_common, permits_wake
 
 local function run()
   local free, out, sizes = KEYS[1], KEYS[2], KEYS[3]
@@ -59,4 +59,4 @@ local function run()
   return before
 end
 
--- @include run
+-- @include protected_call

@@ -8,7 +8,7 @@
 --
 -- Twice is harmless: after the first run the holder id is not there, and is never used again. The mark is left as it is.
 
--- @include common, check, publish, wake_function
+-- @include common, arguments, publish, wake_function
 
 local function run()
   -- @include mark
@@ -47,4 +47,4 @@ local function run()
   return wake(lock)
 end
 
--- @include run
+-- @include protected_call

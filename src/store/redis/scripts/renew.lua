@@ -14,7 +14,7 @@
 -- Twice is harmless: the time to live is set, not added to. It never makes a key. The PEXPIRE of a lock has no GT, so that
 -- it corrects a time to live that another client has removed or extended.
 
--- @include common, check, noted, fence_keep
+-- @include common, arguments, noted, fence_keep
 
 local keys, args, byte = KEYS, ARGV, string.byte
 local ttl, retention = args[1], args[2]

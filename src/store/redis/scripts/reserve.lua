@@ -8,7 +8,7 @@
 --
 -- Twice is harmless: the token must be larger than the last one, so the second run changes nothing.
 
--- @include common, check, holds
+-- @include common, arguments, holds
 
 local function reserve(lock, fence, field, first, block, retention)
   first = whole(first, 1, GROWS)

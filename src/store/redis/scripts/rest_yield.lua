@@ -6,7 +6,7 @@
 --
 -- Twice is harmless: hints may come twice.
 
--- @include common, check, publish, noted, note
+-- @include common, arguments, publish, noted, note
 
 local function run()
   doing = 'HGETALL'
@@ -18,4 +18,4 @@ local function run()
   return { holder }
 end
 
--- @include run
+-- @include protected_call

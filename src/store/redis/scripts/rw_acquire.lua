@@ -13,7 +13,7 @@
 -- Twice is harmless: the time to live is absolute, and the second run finds the first one's. A late copy of a request
 -- without the change never changes the mode of a holder.
 
--- @include common, check, publish, rw_common, rw_wake
+-- @include common, arguments, publish, rw_common, rw_wake
 
 local function run()
   local lock, timeout, own_side, other_side, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -124,4 +124,4 @@ local function run()
   -- @include propose, fence, rw_grant
 end
 
--- @include run
+-- @include protected_call

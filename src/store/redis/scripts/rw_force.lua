@@ -8,7 +8,7 @@
 -- Twice is harmless: the second run finds nothing, or does what was requested again. The timeout keys of readers expire by
 -- themselves, and mean nothing without the hash. A note that the server refuses is left out.
 
--- @include common, check, publish, rw_common, rw_wake, noted, note
+-- @include common, arguments, publish, rw_common, rw_wake, noted, note
 
 local function run()
   local lock, holders, told = KEYS[1], {}, {}
@@ -37,4 +37,4 @@ local function run()
   return { mode and 1 or 0, unpack(holders) }
 end
 
--- @include run
+-- @include protected_call

@@ -6,7 +6,7 @@
 --
 -- Twice is harmless: it writes nothing.
 
--- @include common, check, rw_common
+-- @include common, arguments, rw_common
 
 local function run()
   local lock, reply, flat = KEYS[1], {}, { -1 }
@@ -40,4 +40,4 @@ local function run()
   return flat
 end
 
--- @include run
+-- @include protected_call

@@ -7,7 +7,7 @@
 --
 -- Twice is harmless: the second run finds no place, or one of a later waiter, which it leaves alone.
 
--- @include common, check, publish, rw_common, rw_wake
+-- @include common, arguments, publish, rw_common, rw_wake
 
 local function run()
   local lock, side, holder, writes = KEYS[1], KEYS[2], ARGV[1], ARGV[2] == 'write'
@@ -30,4 +30,4 @@ local function run()
   return 1
 end
 
--- @include run
+-- @include protected_call

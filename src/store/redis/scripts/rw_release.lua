@@ -8,7 +8,7 @@
 --
 -- Twice is harmless: after the first run the holder id is not there, and is never used again.
 
--- @include common, check, publish, rw_common, rw_wake
+-- @include common, arguments, publish, rw_common, rw_wake
 
 local function run()
   local lock, timeout = KEYS[1], KEYS[2]
@@ -81,4 +81,4 @@ local function run()
   return writes and wrote == 0 and absent or woken
 end
 
--- @include run
+-- @include protected_call

@@ -15,7 +15,7 @@
 -- the reader, so that no writer can have had the lock since. T and H make no key: while a cluster moves the slot, a key that
 -- is missing here may be on the other server.
 
--- @include common, check, rw_common, noted, fence_keep
+-- @include common, arguments, rw_common, noted, fence_keep
 
 local function run()
   local ttl, retention = ARGV[1], ARGV[2]
@@ -75,4 +75,4 @@ local function run()
   return reply
 end
 
--- @include run
+-- @include protected_call

@@ -11,7 +11,7 @@
 -- Twice is harmless: the second run finds the new holder and its fencing token. A late one finds neither the old nor the new
 -- holder. An old id that another client uses again is distinguished by the note, which names the new holder of the act.
 
--- @include common, check, publish, holder_of, noted, note
+-- @include common, arguments, publish, holder_of, noted, note
 
 local function run()
   local lock, note, fence = KEYS[1], KEYS[2], KEYS[3]
@@ -43,4 +43,4 @@ local function run()
   -- @include fence, steal_grant
 end
 
--- @include run
+-- @include protected_call

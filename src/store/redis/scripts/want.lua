@@ -6,7 +6,7 @@
 --
 -- Twice is harmless: the note is the same, and hints may come twice.
 
--- @include common, check, publish, holds, noted, note
+-- @include common, arguments, publish, holds, noted, note
 
 local function run()
   if not holds(KEYS[1], ARGV[1]) then
@@ -17,4 +17,4 @@ local function run()
   return 1
 end
 
--- @include run
+-- @include protected_call

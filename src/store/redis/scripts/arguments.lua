@@ -1,4 +1,4 @@
--- The common part of the scripts that check many arguments and continue after an error.
+-- Checks arguments, and makes a text of an error: for scripts with many arguments, and those that continue after an error.
 
 local LONGEST_COUNT = 4294967295
 

@@ -19,7 +19,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| expected())
 }
 
-/// Writes a duration in its largest unit that leaves no more than one digit after the point.
+/// Writes a duration in the largest unit of which it has at least one, rounded to a tenth; whole milliseconds below a second.
 pub(crate) fn text(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {

@@ -2,7 +2,7 @@
 
 use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
-use crate::look::{self, Look};
+use crate::holder_table::{self, Entry};
 use crate::output;
 use clap::Args;
 
@@ -33,13 +33,13 @@ pub(crate) async fn inspect(connection: Connection, args: InspectArgs) -> Result
     let holders = leases.holders(&name).await?;
     let _ = leases.close().await;
     let exit = if holders.is_empty() { FREE } else { Exit::SUCCESS };
-    let look = Look::new(name, holders);
+    let entry = Entry::new(name, holders);
     if json {
-        output::object(&look.object())?;
-    } else if look.holders.is_empty() {
-        output::say(&format!("{} is free", look.name));
+        output::object(&entry.object())?;
+    } else if entry.holders.is_empty() {
+        output::say(&format!("{} is free", entry.name));
     } else {
-        look::print(&[look])?;
+        holder_table::print(&[entry])?;
     }
     Ok(exit)
 }

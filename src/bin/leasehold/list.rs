@@ -1,8 +1,8 @@
-//! `leasehold list`: the names in use that begin with a text, and their holders.
+//! `leasehold list`: the names in use that begin with a text, and their holders. `holder_table.rs` has the columns.
 
 use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
-use crate::look::{self, Look};
+use crate::holder_table::{self, Entry};
 use crate::output;
 use clap::Args;
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
@@ -53,7 +53,7 @@ pub(crate) async fn list(connection: Connection, args: ListArgs) -> Result<Exit,
     let leases = connection.connect().await?;
     let mut names = leases.list(prefix).page_size(args.page_size);
     let mut asked = JoinSet::new();
-    let mut shown = Shown { json: args.json, looks: Vec::new(), failed: 0 };
+    let mut shown = Shown { json: args.json, entries: Vec::new(), failed: 0 };
     let mut ended = Ok(());
     while let Some(listed) = names.next().await {
         let listed = match listed {
@@ -66,21 +66,21 @@ pub(crate) async fn list(connection: Connection, args: ListArgs) -> Result<Exit,
         };
         let name = listed.name.to_string();
         if listed.is_large {
-            shown.show(Look::unknown(name, LARGE.to_owned()))?;
+            shown.show(Entry::unknown(name, LARGE.to_owned()))?;
             continue;
         }
         if asked.len() >= AT_ONCE
-            && let Some(Ok(look)) = asked.join_next().await
+            && let Some(Ok(answer)) = asked.join_next().await
         {
-            shown.add(look)?;
+            shown.add(answer)?;
         }
         let leases = leases.clone();
         asked.spawn(async move { holders(&leases, name).await });
     }
     drop(names);
     while let Some(asked) = asked.join_next().await {
-        if let Ok(look) = asked {
-            shown.add(look)?;
+        if let Ok(answer) = asked {
+            shown.add(answer)?;
         }
     }
     shown.end()?;
@@ -103,7 +103,7 @@ async fn holders(leases: &LeaseManager, name: String) -> Answer {
 /// What is shown.
 struct Shown {
     json: bool,
-    looks: Vec<Look>,
+    entries: Vec<Entry>,
     /// How many names could not be inspected.
     failed: usize,
 }
@@ -114,22 +114,22 @@ impl Shown {
         let Answer { name, holders } = answer;
         match holders {
             Ok(holders) if holders.is_empty() => Ok(()),
-            Ok(holders) => self.show(Look::new(name, holders)),
+            Ok(holders) => self.show(Entry::new(name, holders)),
             Err(error) => {
                 if is_of_store(&error) {
                     self.failed += 1;
                     output::say(&format!("{name}: {error}"));
                 }
-                self.show(Look::unknown(name, error.to_string()))
+                self.show(Entry::unknown(name, error.to_string()))
             }
         }
     }
 
-    fn show(&mut self, look: Look) -> Result<(), Failure> {
+    fn show(&mut self, entry: Entry) -> Result<(), Failure> {
         if self.json {
-            return output::object(&look.object());
+            return output::object(&entry.object());
         }
-        self.looks.push(look);
+        self.entries.push(entry);
         Ok(())
     }
 
@@ -137,8 +137,8 @@ impl Shown {
         if self.json {
             return Ok(());
         }
-        self.looks.sort_by(|one, other| one.name.cmp(&other.name));
-        look::print(&self.looks)
+        self.entries.sort_by(|one, other| one.name.cmp(&other.name));
+        holder_table::print(&self.entries)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::connection::Connection;
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::look;
+use crate::holder_table;
 use crate::output::{self, Table, UNKNOWN};
 use clap::Args;
 use leasehold::LeaseManager;
@@ -55,7 +55,7 @@ async fn say_who_else(leases: &LeaseManager, name: &str) -> Result<(), Failure> 
 
 fn row(waiting: &WaitingManager) -> Vec<String> {
     let process = waiting.owner.as_ref().map_or_else(|| UNKNOWN.to_owned(), ToString::to_string);
-    let manager = look::short(&waiting.manager);
+    let manager = holder_table::short(&waiting.manager);
     let waited = duration::text(waiting.waited);
     vec![output::printable(&manager), output::printable(&process), waited]
 }
@@ -63,7 +63,7 @@ fn row(waiting: &WaitingManager) -> Vec<String> {
 fn object(waiting: &WaitingManager) -> Value {
     json!({
         "manager": waiting.manager,
-        "owner": waiting.owner.as_ref().map(look::owner),
+        "owner": waiting.owner.as_ref().map(holder_table::owner),
         "waited_ms": output::millis(waiting.waited),
     })
 }

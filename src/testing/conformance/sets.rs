@@ -54,17 +54,17 @@ impl<'a> Set<'a> {
     }
 }
 
-/// Returns the verdict on a name that was not spared.
+/// Returns the verdict on a name that was not left alone.
 #[track_caller]
 fn some(verdict: Result<Option<Acquired>>) -> Result<Acquired> {
     verdict.map(|verdict| verdict.expect("a verdict of its own"))
 }
 
 #[track_caller]
-fn spared(verdict: &Result<Option<Acquired>>) {
+fn left_alone(verdict: &Result<Option<Acquired>>) {
     assert!(
         matches!(verdict, Ok(None)),
-        "expected a name to be spared, the store says {verdict:?}"
+        "expected a name to be left alone, the store says {verdict:?}"
     );
 }
 
@@ -98,7 +98,7 @@ pub async fn set_with_a_held_name_takes_no_name(harness: &dyn Harness) {
                 let left = held(some(verdict));
                 assert!(holder.fresh(left, since), "{left:?}");
             } else {
-                spared(&verdict);
+                left_alone(&verdict);
                 let mut party = Party::new(harness, &set.0[other].name).await;
                 granted(party.again().acquire().await);
                 assert_eq!(released(party.release(0).await), None);
@@ -111,7 +111,7 @@ pub async fn set_with_a_held_name_takes_no_name(harness: &dyn Harness) {
     }
 }
 
-/// So a lost reply costs nothing. Clauses 2 and 5.
+/// Checks that a repeated grant has the same fencing tokens, so that a lost reply costs nothing. Clauses 2 and 5.
 pub async fn set_is_granted_again_with_the_same_fences(harness: &dyn Harness) {
     let Some(set) = Set::of(harness, "set-again").await else { return };
     let fences = set.granted().await;
@@ -124,7 +124,7 @@ pub async fn set_is_granted_again_with_the_same_fences(harness: &dyn Harness) {
     assert_eq!(set.held().await, [true; 3]);
 }
 
-/// A late copy finds another holder, and neither takes a name nor touches what the set still holds. Clause 2.
+/// Checks that a late copy that finds another holder acquires no name, and leaves what the set still holds. Clause 2.
 pub async fn late_copy_of_a_set_changes_nothing(harness: &dyn Harness) {
     let Some(set) = Set::of(harness, "set-late").await else { return };
     set.granted().await;
@@ -133,23 +133,23 @@ pub async fn late_copy_of_a_set_changes_nothing(harness: &dyn Harness) {
     let other = Party::new(harness, &set.0[1].name).await;
     granted(other.acquire().await);
     let [first, second, third] = set.verdicts().await;
-    spared(&first);
+    left_alone(&first);
     held(some(second));
-    spared(&third);
+    left_alone(&third);
     assert_eq!(set.held().await, [false, false, true]);
     assert!(other.holds(1).await);
 }
 
-/// The others stay free. Clause 11.
+/// Checks that the other names stay free. Clause 11.
 pub async fn set_with_what_is_not_a_lock_takes_no_name(harness: &dyn Harness) {
     let Some(set) = Set::of(harness, "set-kind").await else { return };
     if !harness.occupy(&set.0[1].name).await {
         return;
     }
     let [first, second, third] = set.verdicts().await;
-    spared(&first);
+    left_alone(&first);
     wrong_type(second);
-    spared(&third);
+    left_alone(&third);
     for party in [&set.0[0], &set.0[2]] {
         assert_eq!(party.holding().await, None);
     }

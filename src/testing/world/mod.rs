@@ -1,13 +1,11 @@
 //! A world of several managers on one store, in virtual time, with faults and a judge.
 
-#[cfg(test)]
-mod acquittals;
-#[cfg(test)]
-mod alarms;
 mod dice;
 mod gate;
 mod judge;
 mod process;
+#[cfg(test)]
+mod right_handlers;
 mod seeds;
 mod still;
 mod storm;
@@ -15,6 +13,8 @@ mod story;
 #[cfg(test)]
 mod tests;
 mod watch;
+#[cfg(test)]
+mod wrong_handlers;
 
 pub use judge::Breach;
 pub use seeds::{Failure, Seeds};
@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use still::Still;
-use storm::{Act, Storm};
+use storm::{DrawnStrike, Storm};
 use story::{Seconds, Who};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -558,21 +558,21 @@ impl World {
         self.fault("ends: from here on nothing goes wrong".to_owned());
     }
 
-    fn apply(&self, act: Act) {
+    fn apply(&self, act: DrawnStrike) {
         match act {
-            Act::Freeze { manager, time } => self.freeze(manager, time),
-            Act::Cut { manager, time } => {
+            DrawnStrike::Freeze { manager, time } => self.freeze(manager, time),
+            DrawnStrike::Cut { manager, time } => {
                 self.cut(manager);
                 self.heal_after(manager, time);
             }
-            Act::Delay { manager, by, time } => {
+            DrawnStrike::Delay { manager, by, time } => {
                 self.delay(manager, by);
                 self.heal_after(manager, time);
             }
-            Act::Expire { name } => drop(self.expire(&name)),
-            Act::Steal { name } => drop(self.steal(&name)),
-            Act::Flush => self.flush(),
-            Act::ForgetLastGrants { within } => drop(self.forget_last_grants(within)),
+            DrawnStrike::Expire { name } => drop(self.expire(&name)),
+            DrawnStrike::Steal { name } => drop(self.steal(&name)),
+            DrawnStrike::Flush => self.flush(),
+            DrawnStrike::ForgetLastGrants { within } => drop(self.forget_last_grants(within)),
         }
     }
 

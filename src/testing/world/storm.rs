@@ -46,7 +46,7 @@ impl Strike {
 
 /// A fault with all that the seed has decided of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Act {
+pub(super) enum DrawnStrike {
     Cut { manager: usize, time: Duration },
     Freeze { manager: usize, time: Duration },
     Delay { manager: usize, by: Duration, time: Duration },
@@ -56,11 +56,12 @@ pub(super) enum Act {
     ForgetLastGrants { within: Duration },
 }
 
-impl Act {
+impl DrawnStrike {
     /// Ends within this time.
     pub(super) fn within(mut self, left: Duration) -> Self {
-        if let Act::Cut { time, .. } | Act::Freeze { time, .. } | Act::Delay { time, .. } =
-            &mut self
+        if let DrawnStrike::Cut { time, .. }
+        | DrawnStrike::Freeze { time, .. }
+        | DrawnStrike::Delay { time, .. } = &mut self
         {
             *time = left.min(*time);
         }
@@ -95,23 +96,25 @@ impl Storm {
     }
 
     /// Returns the next fault, if there is something that it can strike.
-    pub(super) fn next(&mut self, managers: usize, names: &[String]) -> Option<Act> {
+    pub(super) fn next(&mut self, managers: usize, names: &[String]) -> Option<DrawnStrike> {
         let ttl = self.ttl;
         let strike = *self.dice.pick(&self.strikes)?;
         let last = managers.saturating_sub(1) as u64;
         let manager = self.dice.between(0, last) as usize;
         let name = self.dice.pick(names).cloned();
         Some(match strike {
-            Strike::Cut => Act::Cut { manager, time: self.time(1, ttl * 3 / 2) },
-            Strike::Freeze => Act::Freeze { manager, time: self.time(1, ttl * 3 / 2) },
+            Strike::Cut => DrawnStrike::Cut { manager, time: self.time(1, ttl * 3 / 2) },
+            Strike::Freeze => DrawnStrike::Freeze { manager, time: self.time(1, ttl * 3 / 2) },
             Strike::Delay => {
                 let by = self.time(1, ttl / 30);
-                Act::Delay { manager, by, time: self.time(1, ttl) }
+                DrawnStrike::Delay { manager, by, time: self.time(1, ttl) }
             }
-            Strike::Expire => Act::Expire { name: name? },
-            Strike::Steal => Act::Steal { name: name? },
-            Strike::Flush => Act::Flush,
-            Strike::ForgetLastGrants => Act::ForgetLastGrants { within: self.time(1, ttl / 10) },
+            Strike::Expire => DrawnStrike::Expire { name: name? },
+            Strike::Steal => DrawnStrike::Steal { name: name? },
+            Strike::Flush => DrawnStrike::Flush,
+            Strike::ForgetLastGrants => {
+                DrawnStrike::ForgetLastGrants { within: self.time(1, ttl / 10) }
+            }
         })
     }
 
@@ -127,7 +130,7 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(30);
 
-    fn acts(seed: u64, allowed: &[Strike], names: &[String]) -> Vec<Option<Act>> {
+    fn acts(seed: u64, allowed: &[Strike], names: &[String]) -> Vec<Option<DrawnStrike>> {
         let mut storm = Storm::new(Dice::new(seed), allowed, TTL);
         (0..50).map(|_| storm.next(3, names)).collect()
     }
@@ -143,7 +146,9 @@ mod tests {
     fn storm_has_only_what_is_allowed_and_something_of_it() {
         for seed in 0..100 {
             let all = acts(seed, &[Strike::Cut], &[]);
-            assert!(all.iter().all(|act| matches!(act, Some(Act::Cut { manager: 0..3, .. }))));
+            assert!(
+                all.iter().all(|act| matches!(act, Some(DrawnStrike::Cut { manager: 0..3, .. })))
+            );
             assert!(acts(seed, &[], &[]).iter().all(Option::is_none));
             let nothing_held = acts(seed, &[Strike::Expire, Strike::Steal], &[]);
             assert!(nothing_held.iter().all(Option::is_none));

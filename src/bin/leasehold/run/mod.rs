@@ -56,7 +56,7 @@ use std::time::Duration;
 use supervise::{Grant, Outcome, supervise};
 use tokio::time::sleep;
 
-/// The words that make this binary another process than leasehold.
+/// The first argument of the helper processes of this binary; that of the terminal is in [`terminal`].
 const KEEPER: &str = "__keeper";
 const LAUNCH: &str = "__launch";
 
@@ -295,7 +295,7 @@ impl Run {
         self.program.builder(connection)
     }
 
-    /// Says on a terminal, or if it is asked for, what a run waits for that does not begin at once.
+    /// Says after a second what it waits for, on a terminal or with `--verbose`.
     async fn says_that_it_waits(&self) -> Infallible {
         if self.program.verbose || stderr().is_terminal() {
             sleep(Duration::from_secs(1)).await;

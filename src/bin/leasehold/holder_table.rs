@@ -19,14 +19,14 @@ const HEADER: [&str; 8] = ["NAME", "AS", "HOLDER", "LABEL", "AGE", "LEFT", "TOKE
 const LONGEST_ERROR: usize = 80;
 
 /// A name and its holders.
-pub(crate) struct Look {
+pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) holders: Vec<HolderInfo>,
     /// Why the holders are not known.
     pub(crate) error: Option<String>,
 }
 
-impl Look {
+impl Entry {
     pub(crate) fn new(name: String, holders: Vec<HolderInfo>) -> Self {
         Self { name, holders, error: None }
     }
@@ -72,8 +72,8 @@ fn word(kind: Kind) -> &'static str {
 }
 
 /// Prints names and their holders.
-pub(crate) fn print(looks: &[Look]) -> Result<(), Failure> {
-    Table::new(&HEADER, looks.iter().flat_map(Look::rows).collect()).print()
+pub(crate) fn print(entries: &[Entry]) -> Result<(), Failure> {
+    Table::new(&HEADER, entries.iter().flat_map(Entry::rows).collect()).print()
 }
 
 /// Returns the row of a name whose holders are not known, with the reason in the place of the holder.
@@ -197,8 +197,8 @@ mod tests {
 
     #[test]
     fn object_has_all_holders() {
-        let look = Look::new("n".to_owned(), vec![info().with_mode(Mode::Read); 2]);
-        let object = look.object();
+        let entry = Entry::new("n".to_owned(), vec![info().with_mode(Mode::Read); 2]);
+        let object = entry.object();
         assert_eq!((&object["name"], &object["kind"]), (&json!("n"), &json!("read-write")));
         let holders = object["holders"].as_array().unwrap();
         assert_eq!(holders.len(), 2);

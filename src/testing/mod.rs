@@ -1,7 +1,7 @@
 //! Tools for tests: worlds with faults, losses on request, a store that fails on request, and a conformance suite for stores.
 //!
 //! They need the feature `testing`, which is meant for `[dev-dependencies]`. [`guide::testing`](crate::guide::testing) shows
-//! how to cause each loss and each error.
+//! how to cause each loss and each error. leasehold's own tests of faults are in `tests/faults/`.
 //!
 //! For services:
 //!

@@ -341,8 +341,7 @@ impl ErrorKind {
 }
 
 impl Loss {
-    /// All reasons, in the order in which they are declared.
-    #[cfg(feature = "metrics")]
+    /// All reasons, in the order in which they are declared, so that each is found at its own number.
     pub(crate) const ALL: &[Self] = &[
         Self::Expired,
         Self::Gone,
@@ -436,6 +435,13 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Lost);
         assert_eq!(error.loss(), Some(Loss::Taken));
         assert_eq!(error.to_string(), "lost: another holder has the name now");
+    }
+
+    #[test]
+    fn reason_of_a_loss_is_found_at_its_own_number() {
+        for (place, loss) in Loss::ALL.iter().enumerate() {
+            assert_eq!(*loss as usize, place, "{loss:?}");
+        }
     }
 
     #[test]

@@ -134,6 +134,9 @@
 //! - [`settings`](guide::settings): all settings, and what follows from the TTL.
 //! - [`errors`](guide::errors): what to do for each kind of error.
 //! - [`operations`](guide::operations): events, metrics, alerts and health checks.
+//! - [`cli`](guide::cli): the command `leasehold`.
+//! - [`plain_locks`](guide::plain_locks): locks that are shared with redis-py, redsync and node-redlock.
+//! - [`servers`](guide::servers): managed services, and servers other than Redis.
 //! - [`performance`](guide::performance), [`comparison`](guide::comparison): measured, beside other crates.
 //! - [`migrating`](guide::migrating): coming from Redisson, redsync or ShedLock.
 //! - [`testing`](guide::testing), [`faults`](guide::faults): paused time, injected failures, and what can go wrong.
@@ -164,8 +167,8 @@
 //!   [`Owner`] the process.
 //! - An [`Observer`] (a callback) or [`Events`] (a stream) receives each [`Event`]; its [`EventKind`] says what happened.
 //!   [`Stats`] has the counts, [`Health`] says whether a manager works, and a [`Holding`] is one hold of a manager.
+//!   [`Metrics`] is an observer of the crate `metrics`.
 //! - A [`Listing`] is a stream of the names that are in use, each [`Listed`] with its [`Kind`].
-//!   [`Metrics`] is an observer.
 //! - [`store::Store`] is the interface to a store; implement it for a store of your own.
 //!
 //! # Features
@@ -177,6 +180,7 @@
 //! - `metrics`: [`Metrics`], an observer for the crate `metrics`.
 //! - `tower`: layers for axum, tonic, hyper and tower, in [`tower`].
 //! - `testing`: for your tests: worlds with faults, a store that fails on request, and a conformance suite for stores.
+//! - `cli`: the [command](guide::cli) `leasehold`. Turns on `redis`, `zookeeper` and `rustls`.
 
 // On docs.rs, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

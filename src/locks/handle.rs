@@ -24,7 +24,7 @@ impl Handle {
 
     /// Returns the name; empty if the one that was given is invalid.
     pub(crate) fn name(&self) -> &str {
-        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+        Name::text_of(&self.name)
     }
 
     /// Returns whether the next call can depend on the last hold.

@@ -131,9 +131,12 @@ impl Lock {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
-    /// released in the background. If it is not polled, for example because another branch of `select!` takes long, other
-    /// calls pass it, and a grant that it has not seen ends after a [TTL](crate::Builder::ttl) at most. Then it asks again
-    /// when it is polled.
+    /// released in the background.
+    ///
+    /// # If it is not polled
+    ///
+    /// While this future is not polled, for example because another branch of `select!` takes long, other calls pass it, and a
+    /// grant that it has not seen ends after a [TTL](crate::Builder::ttl) at most. Then it asks again when it is polled.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -164,7 +167,7 @@ impl Lock {
     /// that they go first.
     ///
     /// A [fair](crate::LeaseManager::fair_lock) handle never overtakes a fair waiter of another manager either: it returns
-    /// `None` while one waits, and takes no place in the order itself.
+    /// `None` while one waits, and has no arrival in the order itself.
     ///
     /// # Errors
     ///
@@ -203,12 +206,12 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Lock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of the
-    /// store, with the last failure of its server as the source. The same if the time passes while the future is not
-    /// polled: nothing has asked the store then.
+    /// As [`lock`](Lock::lock), and [`Unavailable`](ErrorKind::Unavailable) if the time passes and the store has answered no
+    /// request of this call, with the last failure of its server as the source. It is the same if this future was not polled
+    /// until then, because nothing has asked the store.
     ///
-    /// If the server has just answered other calls that lock, a timeout is `None` and no error: the limit was too short,
-    /// and the store is not silent. So you may give it what is left of your own deadline.
+    /// If the server has answered other calls meanwhile, it returns `None`: the time was shorter than a round trip under this
+    /// load, and the store is not silent. So you may give it what is left of your own deadline.
     ///
     /// # Panics
     ///

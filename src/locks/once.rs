@@ -235,7 +235,7 @@ impl Job {
     }
 
     fn name(&self) -> &str {
-        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+        Name::text_of(&self.name)
     }
 }
 

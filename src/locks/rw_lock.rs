@@ -140,7 +140,7 @@ impl RwLock {
 
     /// Returns the name; empty if the one that was given is invalid.
     pub fn name(&self) -> &str {
-        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+        Name::text_of(&self.name)
     }
 
     /// Waits until this handle may read.

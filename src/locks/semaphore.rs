@@ -20,7 +20,7 @@ use tokio::task::coop::consume_budget;
 /// watchdog renews it, its token fires when it is lost, and the permits of a process that crashed are free again one
 /// [TTL](crate::Builder::ttl) later.
 ///
-/// A semaphore is not reentrant: each call asks for more permits. So it is `Clone`, and its methods take `&self`. A flow
+/// A semaphore is not reentrant: each call asks for more permits. So it is `Clone`, and its methods take `&self`. A caller
 /// that holds permits and waits for more of the same semaphore can wait forever; acquire them in one call.
 ///
 /// # The size
@@ -35,7 +35,7 @@ use tokio::task::coop::consume_budget;
 /// # Order
 ///
 /// The calls of one manager get their permits in the order of arrival; one that asks for many is not overtaken. If the
-/// first of them wants as many permits as another flow unlocks, the permits are handed off in memory, without
+/// first of them wants as many permits as another caller unlocks, the permits are handed off in memory, without
 /// contacting the store, as often in a row as [`max_local_handoffs`](crate::Builder::max_local_handoffs) allows. A
 /// manager that hands off its permits releases them from time to time, and lets waiters of other managers go first.
 ///
@@ -130,7 +130,7 @@ impl Semaphore {
 
     /// Returns the name; empty if the one that was given is invalid.
     pub fn name(&self) -> &str {
-        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+        Name::text_of(&self.name)
     }
 
     /// Returns the number of permits that this handle was made with, or that it or a clone of it set by

@@ -281,7 +281,7 @@ impl Slots {
             if slot.is_some() {
                 return Ok(slot);
             }
-            // No request was sent if another flow of this process waits for the answer to its own.
+            // No request was sent if another call of this process waits for the answer to its own.
             if queue.silence(&slot_name).is_none() {
                 progress.answered();
             }

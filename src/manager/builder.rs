@@ -168,7 +168,7 @@ impl Builder {
     }
 
     /// Keeps a name for a while after its last lease has ended, so that the next call of this process gets it without a
-    /// request: at most a tenth of the [TTL](Self::ttl).
+    /// request. Off by default: the last lease of a hold releases the name. At most a tenth of the [TTL](Self::ttl).
     ///
     /// It is for a process that locks the same names again and again, as an actor or a shard does, while hardly any other
     /// process wants them. When the last lease of a name ends and no call of this process waits for it, the hold *rests*: the
@@ -217,8 +217,6 @@ impl Builder {
     /// second.unlock_now().await
     /// # }
     /// ```
-    ///
-    /// Defaults to no such time.
     #[doc(alias = "sticky")]
     pub fn linger(mut self, time: Duration) -> Self {
         self.linger = (!time.is_zero()).then_some(time);
@@ -265,10 +263,10 @@ impl Builder {
         self
     }
 
-    /// Sets the age at which a lease is reported in the log, once, with the place of the call that acquired it.
+    /// Sets the age at which a lease is reported in the log, once, with the call site that acquired it.
     ///
     /// For leaders, and for leases of [`steal`](crate::Lock::steal) and [`steal_after`](crate::Lock::steal_after), the
-    /// line names no place; for a `LeaseLayer` it names the layer, not your handler.
+    /// line names no call site; for a `LeaseLayer` it names the layer, not your handler.
     ///
     /// Use it to find leaked leases. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one. A handle
     /// can have [an age of its own](crate::Lock::warn_held).
@@ -401,8 +399,8 @@ impl Builder {
         self
     }
 
-    /// Sets how a lock stands on the server, and so with which other clients it is shared. Redis only, also Sentinel, Cluster and
-    /// a quorum.
+    /// Sets the format of a lock's key on the server, and so with which other clients it is shared. Redis only, also Sentinel,
+    /// Cluster and a quorum.
     ///
     /// All processes that share a name must use the same layout. One that meets a name of the other layout gets
     /// [`WrongType`](ErrorKind::WrongType), and leaves the key as it is. What a layout cannot carry is

@@ -48,7 +48,7 @@ const REMEMBERED: usize = 100_000;
 ///
 /// # Errors
 ///
-/// After an error it ends. An outage is one only after a [TTL](crate::Builder::ttl); until then it tries again.
+/// After an error it ends. An outage becomes an error after a [TTL](crate::Builder::ttl); until then it tries again.
 ///
 /// - [`Unavailable`](crate::ErrorKind::Unavailable): the store does not answer, or the slots of a cluster move all the time.
 /// - [`Denied`](crate::ErrorKind::Denied): the user may not list. On Redis it needs the
@@ -60,8 +60,6 @@ const REMEMBERED: usize = 100_000;
 /// # Panics
 ///
 /// Polling it panics outside a tokio runtime, and in one without timers.
-///
-/// It keeps the manager running.
 #[must_use = "a stream does nothing until it is polled"]
 pub struct Listing {
     engine: Arc<Engine>,
@@ -101,10 +99,11 @@ impl Listing {
         }
     }
 
-    /// Sets how many keys of the store one request looks at, from 1 to 10 000. 500 by default, which takes a server of Redis
-    /// less than a millisecond.
+    /// Sets how many keys of the store one request looks at: 500 by default, which takes a server of Redis less than a
+    /// millisecond.
     ///
-    /// A smaller one has less influence on others and takes longer. Once the stream is polled, it changes nothing.
+    /// A value outside of 1 to 10 000 is moved to the nearer bound. A smaller one has less influence on others and takes
+    /// longer. Once the stream is polled, it changes nothing.
     pub fn page_size(mut self, keys: usize) -> Self {
         self.request = self.request.with_page_size(keys);
         self

@@ -179,16 +179,16 @@ impl LeaseManager {
     /// - A process whose waiters stall or die delays the others by three [poll intervals](Builder::max_poll_interval) at
     ///   most, or two [attempts](crate::guide::settings#what-follows-from-the-ttl) if that is longer: 6 s by default. A
     ///   waiter that stalled keeps the time of its arrival.
-    /// - A manager hands the lock off in memory among its own waiters, as that of a plain handle. If no other manager waited
+    /// - A manager hands the lock off in memory among its own waiters, as that of a handle that is not fair. If no other manager waited
     ///   at the grant, it does so for 20 ms, and after that for those that waited at the grant. Otherwise it hands the lock
     ///   off only to waiters that came before the oldest one elsewhere.
     /// - Handles that are not fair, and Redisson, take the lock whenever it is free. While they do, the wait of a fair
     ///   handle has no bound. Where the order counts, use fair handles only, above all in one manager: a fair handle that
-    ///   waits behind a plain one of its manager has no place in the order yet.
+    ///   waits behind one that is not fair, of its own manager, has no place in the order yet.
     /// - [`try_lock`](Lock::try_lock) has no place either, and overtakes no waiter that has one. [`steal`](Lock::steal)
     ///   overtakes them all.
     ///
-    /// Each grant costs a little more than that of a plain handle, and each release wakes all processes that wait. Use
+    /// Each grant costs a little more than that of a handle that is not fair, and each release wakes all processes that wait. Use
     /// [`lock`](LeaseManager::lock) where the order does not matter.
     ///
     /// # Stores
@@ -265,7 +265,8 @@ impl LeaseManager {
 
     /// Creates the election `name`, without I/O.
     ///
-    /// Its leader holds the plain lock of that name. Takes the same names. The first campaign reports an invalid one.
+    /// The leader holds the exclusive lock of that name. Names are those of [`lock`](LeaseManager::lock); the first campaign
+    /// reports an invalid one.
     #[doc(alias = "leader election")]
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(Arc::clone(&self.engine), name.as_ref())

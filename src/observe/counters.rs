@@ -7,9 +7,6 @@ use crate::util::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The largest number of reasons of a loss.
-const CAUSES: usize = 16;
-
 /// The number of seconds for which losses are remembered.
 const MINUTE: usize = 60;
 
@@ -54,14 +51,15 @@ pub struct Stats {
     pub reconnects: u64,
     /// Calls that are waiting now.
     pub waiters: usize,
-    losses: [u64; CAUSES],
+    /// By the place of the reason in [`Loss::ALL`].
+    losses: [u64; Loss::ALL.len()],
 }
 
 impl Stats {
     /// Returns the number of holds that were lost for this reason.
     #[must_use]
     pub fn lost_by(&self, cause: Loss) -> u64 {
-        self.losses.get(cause as usize).copied().unwrap_or_default()
+        self.losses[cause as usize]
     }
 }
 
@@ -73,7 +71,7 @@ pub(crate) struct Counters {
     waited: AtomicU64,
     released: AtomicU64,
     not_released: AtomicU64,
-    losses: [AtomicU64; CAUSES],
+    losses: [AtomicU64; Loss::ALL.len()],
     held: AtomicU64,
     at_risk: AtomicU64,
     recovered: AtomicU64,
@@ -191,7 +189,7 @@ impl Counters {
             EventKind::AtRisk { .. } => add(&self.at_risk, 1),
             EventKind::Recovered => add(&self.recovered, 1),
             EventKind::Lost { cause, held, .. } => {
-                add(&self.losses[(*cause as usize).min(CAUSES - 1)], 1);
+                add(&self.losses[*cause as usize], 1);
                 add(&self.held, nanos(*held));
                 // The end of all leases is no failure.
                 if *cause != Loss::Closed {

@@ -237,7 +237,7 @@ impl Candidate {
     /// Traces why it stands again.
     fn note(&self, error: Option<Error>) {
         let Some(error) = error.filter(|error| error.loss() != Some(Loss::Closed)) else { return };
-        let name = self.name.as_ref().map(Name::as_str).unwrap_or_default();
+        let name = Name::text_of(&self.name);
         tracing::warn!(name, %error, "the candidate stands again");
     }
 }

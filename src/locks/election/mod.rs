@@ -55,7 +55,7 @@ impl Election {
 
     /// Returns the name; empty if the one that was given is invalid.
     pub fn name(&self) -> &str {
-        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+        Name::text_of(&self.name)
     }
 
     /// Creates a candidate with a value that everyone can read while it leads, such as its address, without I/O.

@@ -385,7 +385,7 @@ async fn hint(hints: &mut Option<Wakeups>) {
 
 impl fmt::Debug for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.shared.name.as_ref().map(Name::as_str).unwrap_or_default();
+        let name = Name::text_of(&self.shared.name);
         f.debug_struct("View").field("name", &name).field("current", &self.current()).finish()
     }
 }

@@ -1,6 +1,6 @@
-//! How a lock stands on a Redis server.
+//! The format of a lock's key on a Redis server.
 
-/// How a lock stands on a Redis server, and so with which other clients it is shared.
+/// The format of a lock's key on a Redis server, and so with which other clients it is shared.
 ///
 /// Set by [`Builder::layout`](crate::Builder::layout). [`plain_locks`](crate::guide::plain_locks) has the tables: which clients
 /// share plain locks, with which settings, and what plain locks cannot carry.

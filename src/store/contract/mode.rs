@@ -49,7 +49,7 @@ impl Kind {
     /// Returns the error of a request of another kind.
     pub(crate) fn wrong_type(self) -> Error {
         let (what, method) = match self {
-            Self::Lock => ("a plain lock", "lock"),
+            Self::Lock => ("an exclusive lock", "lock"),
             Self::ReadWrite => ("a read-write lock", "rw_lock"),
             Self::Semaphore => ("a semaphore", "semaphore"),
         };

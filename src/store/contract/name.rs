@@ -104,6 +104,11 @@ impl Name {
     pub fn as_str(&self) -> &str {
         &self.text
     }
+
+    /// Returns the text of a name that a handle was made with; empty if it is invalid.
+    pub(crate) fn text_of(name: &Result<Self>) -> &str {
+        name.as_ref().map(Self::as_str).unwrap_or_default()
+    }
 }
 
 /// The longest prefix of names in bytes.

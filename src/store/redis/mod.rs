@@ -42,7 +42,7 @@ use scripts::reply::Element;
 use scripts::set::AcquireAll;
 use scripts::{AGE, Script, ScriptCall, Scripts, line, managers, metadata, modes, notes, tokens};
 use send::batch::{BATCH_SIZE, RuntimeBatchers};
-use send::renew::RenewContext;
+use send::renew::{RENEWALS_PER_CALL, RenewContext};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ const LONGEST_FENCE_BLOCK: u32 = 64;
 fn abilities(layout: Layout) -> Capabilities {
     let can = Capabilities::default()
         .with_longest_fence_block(LONGEST_FENCE_BLOCK)
-        .with_renewal_batch(BATCH_SIZE)
+        .with_renewal_batch(RENEWALS_PER_CALL)
         .with_steals(true)
         .with_keeps(true)
         .with_own_ttl(true)
@@ -429,7 +429,7 @@ impl Store for RedisStore {
                 None => Box::pin(send::renew::renew(context.clone(), batch)),
             }
         };
-        RenewCall::divide(batch, BATCH_SIZE, shard, renew)
+        RenewCall::divide(batch, RENEWALS_PER_CALL, shard, renew)
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {

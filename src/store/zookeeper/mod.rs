@@ -249,7 +249,7 @@ impl Store for ZooKeeperStore {
         RenewCall::divide(batch, BATCH_SIZE, |_| 0, renew)
     }
 
-    /// The nodes of the holders have the size in their names.
+    /// Refuses: the names of the holders' nodes contain the size.
     async fn resize(&self, _: Resize) -> Result<Option<u32>> {
         let message = "on ZooKeeper a semaphore keeps its size while it is in use; wait until it is idle, or use another name";
         Err(Error::new(ErrorKind::Unsupported, message))
@@ -332,7 +332,7 @@ impl Store for ZooKeeperStore {
         Some(self.reconnects.clone())
     }
 
-    /// Returns that it never forgets: a quorum of the ensemble has each write on disk before it is confirmed. An ensemble has
+    /// Returns no age, because the ensemble loses no confirmed write: a quorum of the ensemble has each write on disk before it is confirmed. An ensemble has
     /// several servers, so it names none.
     async fn uptime(&self, _: Duration) -> Result<Uptime> {
         Ok(Uptime::new(None))

@@ -200,7 +200,9 @@ impl Keeper {
             Some(client) => {
                 let health = Arc::clone(&self.health);
                 let attempt = self.address.attempt;
-                logins.spawn(async move { login.renew(&client, &health, attempt).await });
+                logins.spawn(
+                    async move { login.authenticate_again(&client, &health, attempt).await },
+                );
             }
             None => login.wait_a_while(),
         }

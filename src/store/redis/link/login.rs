@@ -109,7 +109,12 @@ impl Login {
 
     /// Authenticates a connection that is in use again. If that fails, the server keeps to the login before, and the next
     /// attempt is planned.
-    pub(super) async fn renew(&self, client: &Client, health: &Health, attempt: Duration) {
+    pub(super) async fn authenticate_again(
+        &self,
+        client: &Client,
+        health: &Health,
+        attempt: Duration,
+    ) {
         let issued = match self.ask().await {
             Ok(issued) => issued,
             Err(error) => return self.put_off(&error),

@@ -28,12 +28,14 @@ impl Address {
     pub(crate) fn parse(url: &str, prefix: &str, session: Duration) -> Result<Self> {
         if !(SHORTEST..=LONGEST).contains(&session) {
             return Err(Error::invalid(format!(
-                "a time to live of {session:?} is out of range for ZooKeeper; choose at least 1 s, and what \
-                 its servers give"
+                "a session timeout of {session:?} is out of range for ZooKeeper; it is the ttl of the manager, or a third \
+                 more than that of `ConnectOptions`: choose a ttl for which it lasts at least 1 s, and what its servers give"
             )));
         }
         let Some(rest) = url.strip_prefix("zookeeper://") else {
-            return Err(Error::invalid("the URL's scheme is not zookeeper"));
+            return Err(Error::invalid(
+                "the URL's scheme is not zookeeper; expected zookeeper://host:2181/path",
+            ));
         };
         let (hosts, chroot) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (user, hosts) = match hosts.rsplit_once('@') {

@@ -37,10 +37,10 @@
 
 use super::describe;
 use crate::clock::Instant;
+use crate::engine::machine::contention::HolderSlot;
 use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::{Phase, State};
 use crate::engine::machine::mode;
-use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::{Grant, Hold, HolderAndFence, Inner};
 use crate::engine::shared::options::Options;

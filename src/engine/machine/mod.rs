@@ -3,7 +3,7 @@
 //!
 //! - [`hold`] is the life of one hold, with its renewals and its release, the [`count`] of its leases, the [`chain`] of
 //!   hand-offs that it belongs to, and its [`policy`].
-//! - [`name`] is one name in this process: its [`occupants`], its [`waiters`], what they are offered, and the [`effects`] of a
+//! - [`name`] is one name in this process: its occupants ([`contention`]), its [`waiters`], what they are offered, and the [`effects`] of a
 //!   transition.
 //! - Both read [`timing`], ask about a [`mode`] here, and take a call for polled by its [`pulse`].
 //! - [`rest`] says for how long a hold without a holder is kept.
@@ -11,12 +11,12 @@
 //! - [`pause`] yields to waiters of other processes, and [`schedule`] is what the watchdog does when.
 
 pub(super) mod chain;
+pub(super) mod contention;
 pub(super) mod count;
 pub(super) mod effects;
 pub(super) mod hold;
 pub(super) mod mode;
 pub(super) mod name;
-pub(super) mod occupants;
 mod offers;
 pub(super) mod overrun;
 pub(super) mod pause;

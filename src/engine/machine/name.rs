@@ -26,9 +26,9 @@
 //! 10. **An idle name remembers nothing.** Without an occupant there is no waiter, no offer, no last request and no silence.
 
 use super::chain::Chain;
+use super::contention::{Occupant, Occupants};
 use super::effects::{Effect, Effects, Step, Times};
 use super::mode;
-use super::occupants::{Occupant, Occupants};
 use super::offers::{Offer, Offers};
 use super::pulse::Pulse;
 use super::waiters::{Demand, Waiter, Waiters};

@@ -1,4 +1,4 @@
-//! The occupants of one name: what asks for it or holds it in this process.
+//! The contention for one name. Its occupants are what asks for it or holds it in this process.
 
 use super::mode;
 use super::pulse::Pulse;

@@ -1,11 +1,21 @@
-//! The contention for one name. Its occupants are what asks for it or holds it in this process.
+//! What holds a name or asks for it in this process, and what waits for it. [`NameState`](super::name::NameState) is made of
+//! these, and has their transitions.
+//!
+//! - An [`Occupant`] is a turn or the slot of a hold. [`Occupants`] says who may share the name, and who may ask for it.
+//! - [`Waiters`] are in the queue, in the order of their numbers.
+//! - [`Offers`] are what waiters find at their next pulse.
+//! - [`Contention`] has the waiters and the offers of a name, and what only matters while there are some, or while there are
+//!   several holders. Most names have none.
 
+use super::chain::Chain;
 use super::mode;
 use super::pulse::Pulse;
 use crate::clock::Instant;
 use crate::store::Mode;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::util::reached::Rare;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 /// The slot of a live hold among the occupants of its name: the number that its
 /// [`Turn`](crate::engine::acquire::turn::Turn) had before the grant.
@@ -31,7 +41,7 @@ impl HolderSlot {
 pub(in crate::engine) struct Occupant<H> {
     pub(super) number: u64,
     pub(in crate::engine) mode: Mode,
-    pub(super) stage: Stage<H>,
+    stage: Stage<H>,
     /// Whether the name was forced open after its last request, which may have been granted before.
     pub(super) forced: bool,
     /// Whether another manager said since then that it has taken the name.
@@ -39,7 +49,7 @@ pub(in crate::engine) struct Occupant<H> {
 }
 
 /// The stage of an occupant.
-pub(in crate::engine) enum Stage<H> {
+enum Stage<H> {
     /// A turn, with the last pulse of its call. It is `refused` if the store has refused its last request,
     /// so that it waits.
     Asking { pulse: Pulse, refused: bool },
@@ -95,7 +105,7 @@ impl<H> Occupant<H> {
 
 /// The occupants of a name. Most names have one.
 #[derive(Default)]
-pub(in crate::engine) enum Occupants<H> {
+pub(super) enum Occupants<H> {
     #[default]
     None,
     One(Occupant<H>),
@@ -103,7 +113,7 @@ pub(in crate::engine) enum Occupants<H> {
 }
 
 /// Several occupants. A semaphore may have thousands, so what is asked about all of them is counted.
-pub(in crate::engine) struct Several<H> {
+pub(super) struct Several<H> {
     occupants: BTreeMap<u64, Occupant<H>>,
     /// Those without a hold: the turns, and the holder slots whose grants are not installed yet.
     open: BTreeSet<u64>,
@@ -339,5 +349,360 @@ impl<H> Occupants<H> {
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         self.open().any(|occupant| occupant.is_overdue(now))
+    }
+}
+
+/// What a call wants that may have to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) struct Demand {
+    pub(in crate::engine) mode: Mode,
+    /// The time of its arrival.
+    pub(in crate::engine) arrived: Instant,
+    /// Whether it takes part in the line of the name.
+    pub(in crate::engine) fair: bool,
+    /// The time for which its hold keeps the name closed beyond T if it is not released.
+    pub(in crate::engine) lock_delay: Duration,
+}
+
+/// A waiter in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Waiter {
+    pub(super) demand: Demand,
+    /// Its last pulse.
+    pub(super) pulse: Pulse,
+    /// Whether an offer wakes it. False while it has given no pulse since it was woken.
+    pub(super) listens: bool,
+}
+
+/// The number of slots that are kept though no waiter is in them.
+const SLACK: usize = 64;
+
+/// The waiters of a name in FIFO order. Most enter at the end and leave at the front, which takes a sorted queue half of the
+/// instructions that it takes a tree.
+#[derive(Default)]
+pub(super) struct Waiters {
+    /// Each with its number. One that left from the middle leaves an empty slot, so that leaving does not move all that are
+    /// behind it. The first and the last slot are never empty.
+    slots: VecDeque<(u64, Option<Waiter>)>,
+    /// The number of slots with a waiter.
+    count: usize,
+}
+
+impl Waiters {
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the index of the slot of this number, or the one at which it would be.
+    fn find(&self, waiter_no: u64) -> Result<usize, usize> {
+        match (self.slots.front(), self.slots.back()) {
+            (Some((first, _)), _) if *first == waiter_no => Ok(0),
+            (_, Some((last, _))) if *last < waiter_no => Err(self.slots.len()),
+            _ => self.slots.binary_search_by_key(&waiter_no, |(waiter_no, _)| *waiter_no),
+        }
+    }
+
+    pub(super) fn get(&self, waiter_no: u64) -> Option<&Waiter> {
+        self.slots.get(self.find(waiter_no).ok()?)?.1.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, waiter_no: u64) -> Option<&mut Waiter> {
+        let index = self.find(waiter_no).ok()?;
+        self.slots.get_mut(index)?.1.as_mut()
+    }
+
+    /// Returns the waiter with this number; if there is none, it enters at its place.
+    pub(super) fn get_or_insert_with(
+        &mut self,
+        waiter_no: u64,
+        new: impl FnOnce() -> Waiter,
+    ) -> &mut Waiter {
+        let index = self.find(waiter_no).unwrap_or_else(|index| {
+            self.slots.insert(index, (waiter_no, None));
+            index
+        });
+        let slot = &mut self.slots[index].1;
+        self.count += usize::from(slot.is_none());
+        slot.get_or_insert_with(new)
+    }
+
+    /// Removes the waiter with this number.
+    pub(super) fn remove(&mut self, waiter_no: u64) -> Option<Waiter> {
+        let index = self.find(waiter_no).ok()?;
+        let removed = self.slots.get_mut(index)?.1.take()?;
+        self.count -= 1;
+        while let Some((_, None)) = self.slots.front() {
+            self.slots.pop_front();
+        }
+        while let Some((_, None)) = self.slots.back() {
+            self.slots.pop_back();
+        }
+        let slack = 2 * self.count + SLACK;
+        if self.slots.len() > slack {
+            self.slots.retain(|(_, waiter)| waiter.is_some());
+        }
+        if self.slots.capacity() > 2 * slack {
+            self.slots.shrink_to(slack);
+        }
+        Some(removed)
+    }
+
+    /// Returns the first waiter, and its number.
+    pub(super) fn first(&self) -> Option<(u64, &Waiter)> {
+        self.iter().next()
+    }
+
+    /// Returns the waiters in FIFO order, with their numbers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Waiter)> {
+        self.slots.iter().filter_map(|(waiter_no, waiter)| Some((*waiter_no, waiter.as_ref()?)))
+    }
+
+    /// Returns the waiters in FIFO order to change, with their numbers.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Waiter)> {
+        self.slots.iter_mut().filter_map(|(waiter_no, waiter)| Some((*waiter_no, waiter.as_mut()?)))
+    }
+}
+
+/// An offer to a waiter. `H` is a hold.
+pub(super) enum Offer<H> {
+    /// The turn of this number.
+    Turn(u64),
+    /// A read hold that it may join.
+    Join(H, Waiter),
+    /// A hold that is handed off to a waiter that was woken for another reason just before.
+    Hold(H),
+}
+
+/// The offers of a name, in the order of the numbers of their waiters. There is mostly one, which a sorted queue finds, adds
+/// and removes for less than half of what a tree takes. They stand beside the waiters: the end of each turn looks through
+/// all offers, and there may be thousands of waiters.
+pub(super) struct Offers<H>(VecDeque<(u64, Offer<H>)>);
+
+impl<H> Default for Offers<H> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<H> Offers<H> {
+    /// Returns the index of the offer to this number, or the one at which it would be.
+    fn find(&self, waiter_no: u64) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&waiter_no, |(waiter_no, _)| *waiter_no)
+    }
+
+    pub(super) fn contains(&self, waiter_no: u64) -> bool {
+        self.find(waiter_no).is_ok()
+    }
+
+    /// Adds an offer. Returns the one that it replaces.
+    pub(super) fn insert(&mut self, waiter_no: u64, offer: Offer<H>) -> Option<Offer<H>> {
+        match self.find(waiter_no) {
+            Ok(index) => self.0.get_mut(index).map(|(_, before)| std::mem::replace(before, offer)),
+            Err(index) => {
+                self.0.insert(index, (waiter_no, offer));
+                None
+            }
+        }
+    }
+
+    /// Removes the offer to this number.
+    pub(super) fn take(&mut self, waiter_no: u64) -> Option<Offer<H>> {
+        let index = self.find(waiter_no).ok()?;
+        self.0.remove(index).map(|(_, offer)| offer)
+    }
+
+    /// Returns the numbers whose offer matches.
+    pub(super) fn numbers(&self, mut matches: impl FnMut(&Offer<H>) -> bool) -> Vec<u64> {
+        let offers = self.0.iter().filter(|(_, offer)| matches(offer));
+        offers.map(|(waiter_no, _)| *waiter_no).collect()
+    }
+
+    /// Removes and returns the offers that match.
+    pub(super) fn remove_all(
+        &mut self,
+        matches: impl FnMut(&Offer<H>) -> bool,
+    ) -> Vec<(u64, Offer<H>)> {
+        let numbers = self.numbers(matches);
+        let taken =
+            numbers.into_iter().filter_map(|waiter_no| Some((waiter_no, self.take(waiter_no)?)));
+        taken.collect()
+    }
+
+    /// Removes the turns that are offered to waiters behind this one. Returns their numbers.
+    pub(super) fn remove_turns_behind(&mut self, waiter_no: u64) -> Vec<u64> {
+        let mut turns = Vec::new();
+        self.0.retain(|(other, offer)| match offer {
+            Offer::Turn(number) if *other > waiter_no => {
+                turns.push(*number);
+                false
+            }
+            _ => true,
+        });
+        turns
+    }
+
+    /// Returns the last number whose offer matches.
+    pub(super) fn last(&self, mut matches: impl FnMut(&Offer<H>) -> bool) -> Option<u64> {
+        self.0.iter().rev().find(|(_, offer)| matches(offer)).map(|(waiter_no, _)| *waiter_no)
+    }
+}
+
+/// The waiters of a name, and facts that only matter with waiters or other holders.
+pub(super) struct Contention<H> {
+    pub(super) waiters: Waiters,
+    /// The offers that waiters find at their next pulse.
+    pub(super) offers: Offers<H>,
+    /// While waiters elsewhere listen: the last number drawn before the store granted the name.
+    pub(super) served_at: Option<u64>,
+    /// When this process made the semaphore smaller: what the store had granted by then is released to it.
+    pub(super) shrunk: Option<Instant>,
+    /// The read hold that readers of other handles join.
+    pub(super) read_hold: Option<ReadHold>,
+    /// The call that asks for permits, if a hold can be handed off to it.
+    pub(super) seeker: Option<Seeker>,
+    /// The last request of such a call, when a hold was handed off to it, for the next turn.
+    pub(super) last_ask: Option<LastAsk>,
+    /// The number of the slot whose hold rests.
+    pub(super) resting: Option<u64>,
+}
+
+/// The youngest read hold of a name, by the number of its slot.
+#[derive(Clone, Copy)]
+pub(super) struct ReadHold {
+    pub(super) number: u64,
+    /// The time from which on readers ask the store again.
+    pub(super) until: Instant,
+}
+
+/// A call with a turn. It is no longer in the queue, but comes before all that are.
+#[derive(Clone, Copy)]
+pub(super) struct Seeker {
+    /// That of its turn.
+    pub(super) number: u64,
+    pub(super) waiter_no: u64,
+    pub(super) mode: Mode,
+    pub(super) lock_delay: Duration,
+    pub(super) last_ask: Option<LastAsk>,
+}
+
+/// The last request for permits of a call. If a hold is handed off to that call, the next one goes on from there, so that a
+/// crowd whose permits are handed off does not ask the store at each change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) struct LastAsk {
+    /// The number of the turn that asked, by which the shell keeps what hears of releases for it.
+    pub(in crate::engine) by: u64,
+    pub(in crate::engine) mode: Mode,
+    /// When the store is asked again, without a hint.
+    pub(in crate::engine) again_at: Instant,
+}
+
+impl<H> Default for Contention<H> {
+    fn default() -> Self {
+        Self {
+            waiters: Waiters::default(),
+            offers: Offers::default(),
+            served_at: None,
+            shrunk: None,
+            read_hold: None,
+            seeker: None,
+            last_ask: None,
+            resting: None,
+        }
+    }
+}
+
+impl<H> Contention<H> {
+    /// Returns whether a chain of hand-offs may go on with this waiter, as far as others are concerned that the store serves.
+    pub(super) fn may_continue(&self, waiter_no: u64, chain: &Chain) -> bool {
+        let is_late = !chain.is_young && self.served_at.is_some_and(|last| waiter_no > last);
+        let is_too_many = self.shrunk.is_some_and(|shrunk| chain.began <= shrunk);
+        Rare::SemaphoreShrunk.reached_if(|| is_too_many);
+        !is_late && !is_too_many
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiter(millis: u64) -> Waiter {
+        let arrived = Instant::ZERO + Duration::from_millis(millis);
+        let lock_delay = Duration::ZERO;
+        let demand = Demand { mode: Mode::Exclusive, arrived, fair: false, lock_delay };
+        Waiter { demand, pulse: Pulse::until(arrived), listens: false }
+    }
+
+    /// Enters and leaves 20 000 times in an order without pattern, beside a tree.
+    #[test]
+    fn waiters_are_in_the_order_of_numbers() {
+        let (mut waiters, mut tree) = (Waiters::default(), BTreeMap::new());
+        let mut random = 1_u64;
+        for round in 0..20_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(round);
+            // The queue grows to hundreds, and shrinks again.
+            let (waiter_no, grows) = ((random >> 33) % 800, (round / 2000) % 2 == 0);
+            if (random >> 20).is_multiple_of(4) != grows {
+                let entered =
+                    waiters.get_or_insert_with(waiter_no, || waiter(round)).demand.arrived;
+                let expected = tree.entry(waiter_no).or_insert_with(|| waiter(round));
+                assert_eq!(entered, expected.demand.arrived, "one that is there stays");
+            } else {
+                let left = waiters.remove(waiter_no).map(|waiter| waiter.demand.arrived);
+                assert_eq!(left, tree.remove(&waiter_no).map(|waiter| waiter.demand.arrived));
+            }
+            assert_eq!(waiters.len(), tree.len());
+            assert_eq!(waiters.first().map(|first| first.0), tree.keys().next().copied());
+            assert_eq!(waiters.get(waiter_no).is_some(), tree.contains_key(&waiter_no));
+            assert!(waiters.slots.len() <= 2 * waiters.len() + SLACK);
+            if round % 100 == 0 {
+                assert!(waiters.iter().map(|(waiter_no, _)| waiter_no).eq(tree.keys().copied()));
+            }
+        }
+        for waiter_no in 0..800 {
+            waiters.remove(waiter_no);
+        }
+        assert!(waiters.is_empty() && waiters.slots.is_empty());
+        assert!(waiters.slots.capacity() <= 2 * SLACK, "an empty queue keeps no memory");
+    }
+
+    #[test]
+    fn waiter_that_comes_back_is_where_it_was() {
+        let mut waiters = Waiters::default();
+        for waiter_no in [1, 2, 3] {
+            waiters.get_or_insert_with(waiter_no, || waiter(waiter_no));
+        }
+        assert!(waiters.remove(2).is_some() && waiters.remove(2).is_none());
+        assert!(waiters.get(2).is_none());
+        waiters.get_or_insert_with(2, || waiter(2));
+        let numbers: Vec<_> = waiters.iter_mut().map(|(waiter_no, _)| waiter_no).collect();
+        assert_eq!(numbers, [1, 2, 3]);
+    }
+
+    fn number(offer: Option<Offer<()>>) -> Option<u64> {
+        match offer? {
+            Offer::Turn(number) => Some(number),
+            Offer::Join(..) | Offer::Hold(_) => None,
+        }
+    }
+
+    #[test]
+    fn offers_are_in_the_order_of_numbers() {
+        let mut offers = Offers::default();
+        for waiter_no in [5, 2, 9, 7] {
+            assert_eq!(number(offers.insert(waiter_no, Offer::Turn(10 * waiter_no))), None);
+        }
+        assert_eq!(number(offers.insert(7, Offer::Turn(71))), Some(70));
+        let is_big = |offer: &Offer<()>| matches!(offer, Offer::Turn(number) if *number > 40);
+        assert_eq!(offers.numbers(is_big), [5, 7, 9]);
+        assert_eq!(offers.last(|offer| !is_big(offer)), Some(2));
+        assert!(offers.contains(5) && !offers.contains(6));
+        assert_eq!((number(offers.take(5)), number(offers.take(5))), (Some(50), None));
+        let taken = offers.remove_all(is_big);
+        assert_eq!(taken.into_iter().map(|(waiter_no, _)| waiter_no).collect::<Vec<_>>(), [7, 9]);
+        assert_eq!(offers.numbers(|_| true), [2]);
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! - [`hold`] is the life of one hold, with its renewals and its release, the [`count`] of its leases, the [`chain`] of
 //!   hand-offs that it belongs to, and its [`policy`].
-//! - [`name`] is one name in this process: its occupants ([`contention`]), its [`waiters`], what they are offered, and the [`effects`] of a
-//!   transition.
+//! - [`name`] is one name in this process: its [`contention`], which is what holds it or asks for it and what waits, and the
+//!   [`effects`] of a transition.
 //! - Both read [`timing`], ask about a [`mode`] here, and take a call for polled by its [`pulse`].
 //! - [`rest`] says for how long a hold without a holder is kept.
 //! - [`overrun`] says when the process acts on work that does not stop.
@@ -17,7 +17,6 @@ pub(super) mod effects;
 pub(super) mod hold;
 pub(super) mod mode;
 pub(super) mod name;
-mod offers;
 pub(super) mod overrun;
 pub(super) mod pause;
 mod phase;
@@ -28,4 +27,3 @@ mod renewal;
 pub(super) mod rest;
 pub(super) mod schedule;
 pub(super) mod timing;
-pub(super) mod waiters;

@@ -5,9 +5,9 @@
 //!   hand-offs that it belongs to, and its [`policy`].
 //! - [`name`] is one name in this process: its [`contention`], which is what holds it or asks for it and what waits, and the
 //!   [`effects`] of a transition.
-//! - Both read [`timing`], ask about a [`mode`] here, and take a call for polled by its [`pulse`].
+//! - Both read [`timing`], ask about a [`mode`] here, and take a call for polled by its [`pulse`]. [`timing`] also says when the
+//!   process acts on work that does not stop.
 //! - [`rest`] says for how long a hold without a holder is kept.
-//! - [`overrun`] says when the process acts on work that does not stop.
 //! - [`pause`] yields to waiters of other processes, and [`schedule`] is what the watchdog does when.
 
 pub(super) mod chain;
@@ -17,7 +17,6 @@ pub(super) mod effects;
 pub(super) mod hold;
 pub(super) mod mode;
 pub(super) mod name;
-pub(super) mod overrun;
 pub(super) mod pause;
 mod phase;
 pub(super) mod policy;

@@ -1,14 +1,30 @@
-//! Changes the mode of a hold: a writer becomes a reader, or the only reader becomes the writer.
+//! The holds of a read-write lock. The handles of one manager that read the same name join one hold. A hold changes its mode: a
+//! writer becomes a reader, or the only reader becomes the writer.
 //!
 //! # Invariants
 //!
-//! 1. **Only for the only lease of a hold**, which the caller gives up: whatever happens, no lease believes in the old
+//! Of a hold that readers join:
+//!
+//! 1. **As good as a grant.** A reader joins a hold only if it may rely on it for as long as on a new grant
+//!    ([`State::join`](crate::engine::machine::hold::State::join)), with at most T/10 less of `max_hold`, or a tenth of
+//!    it if that is shorter, and never one that is being released or changes its mode.
+//! 2. **No reader overtakes.** It joins at once only if no waiter of this process is in the queue. One that waits joins when no
+//!    writer is before it.
+//! 3. **The store is asked each T/10.** A hold is joined no longer than that after its grant. Later readers ask for a hold
+//!    of their own, which younger ones join, and an old hold is never waited for. So a writer elsewhere is served, and a
+//!    process has at most one hold for each T/10 of its longest read, or for each tenth of a shorter `max_hold`.
+//! 4. **Known to the store once.** Its count there is always 1, so neither a join nor a re-entry sends anything. The last
+//!    lease that ends, of whichever handle, has the hold released.
+//!
+//! Of a change of the mode:
+//!
+//! 5. **Only for the only lease of a hold**, which the caller gives up: whatever happens, no lease believes in the old
 //!    mode any more. A future that is not polled keeps nothing, so nothing is renewed for that lease meanwhile.
-//! 2. **Tokens first.** A writer's token fires before its request leaves: with it, the store lets readers in. From then on
+//! 6. **Tokens first.** A writer's token fires before its request leaves: with it, the store lets readers in. From then on
 //!    the lease does not come back. Any answer but the change releases it.
-//! 3. **One request, never repeated.** A late copy of it would change the mode once more. If its fate is unknown, the hold
+//! 7. **One request, never repeated.** A late copy of it would change the mode once more. If its fate is unknown, the hold
 //!    is released; a release and a renewal go by the holder id, in either mode.
-//! 4. **The slot stays taken.** While a reader becomes the writer, the queue treats its slot as that of a writer; a writer
+//! 8. **The slot stays taken.** While a reader becomes the writer, the queue treats its slot as that of a writer; a writer
 //!    that becomes a reader admits other readers only after the store did.
 
 use crate::clock::Instant;
@@ -19,9 +35,10 @@ use crate::engine::shared::calls;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::{Hold, HolderAndFence};
 use crate::engine::shared::job::Job;
+use crate::engine::shared::report::CallReport;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::observe::EventKind;
-use crate::store::{Acquire, Acquired, Mode, StoreFuture, Target};
+use crate::observe::{EventKind, How, Recorded};
+use crate::store::{Acquire, Acquired, Mode, Name, StoreFuture, Target};
 use crate::util::panics::run_wakers;
 use crate::util::reached::Rare;
 use std::pin::pin;
@@ -29,6 +46,69 @@ use std::sync::Arc;
 use tokio::task::coop::consume_budget;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+
+/// Joins the hold that readers of this name share now. Returns it with the new share.
+pub(in crate::engine) fn join_youngest(
+    core: &Arc<Core>,
+    report: &CallReport<'_>,
+    name: &Name,
+) -> Option<(Arc<Hold>, Share)> {
+    let hold = core.queue.joinable(name)?;
+    let share = join(core, &hold, report)?;
+    Some((hold, share))
+}
+
+/// Adds a lease of a handle that has none of this hold. Returns its share, or `None` if the hold cannot be joined.
+pub(in crate::engine) fn join(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    report: &CallReport<'_>,
+) -> Option<Share> {
+    let now = core.now();
+    let mut inner = hold.lock();
+    // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
+    // After a downgrade `max_hold` counts from the grant of the writer, which may be long ago.
+    let has_its_time = match (inner.state.max_until(), core.settings.max_hold) {
+        (Some(end), Some(max)) => now + max <= end + core.timing.longest_chain.min(max / 10),
+        _ => true,
+    };
+    let joins = has_its_time && inner.state.join(&core.timing, now);
+    let share = joins.then(|| inner.add_share());
+    let event = match share {
+        Some(_) => hold.happened(core, now, report.granted(hold.fence, How::Joined, now)),
+        None => Recorded::default(),
+    };
+    drop(inner);
+    event.finish();
+    if share.is_none() {
+        Rare::JoinRefused.reached();
+        core.queue.disband(hold);
+    }
+    share
+}
+
+/// Adds a lease to a share that has one. Returns why not if it cannot.
+pub(in crate::engine) fn join_again(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    share: Share,
+) -> Result<(), Reentry> {
+    // Applies the clock.
+    hold.phase(core);
+    let mut inner = hold.lock();
+    if inner.count_of(share) == 0 {
+        return Err(Reentry::Over);
+    }
+    match inner.state.join_again(core.now()) {
+        None => {
+            if let Some(shares) = &mut inner.shares {
+                shares.grow(share);
+            }
+            Ok(())
+        }
+        Some(refused) => Err(refused),
+    }
+}
 
 /// The outcome of a change of the mode.
 pub(crate) enum Converted {
@@ -60,7 +140,7 @@ pub(crate) async fn convert(
     consume_budget().await;
     let limit = core.timing.attempt * 2;
     let converting = pin!(async {
-        match timeout(limit, run(core, hold, mode, token)).await {
+        match timeout(limit, ask_to_convert(core, hold, mode, token)).await {
             Ok(result) => result,
             Err(_) => Err(Error::silent()),
         }
@@ -73,7 +153,7 @@ pub(crate) async fn convert(
     Ok(converted)
 }
 
-async fn run(
+async fn ask_to_convert(
     core: &Arc<Core>,
     hold: &Arc<Hold>,
     mode: Mode,

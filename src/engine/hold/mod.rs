@@ -4,7 +4,6 @@
 pub(crate) mod convert;
 pub(crate) mod describe;
 pub(crate) mod handoff;
-pub(super) mod readers;
 pub(super) mod record;
 pub(crate) mod release;
 pub(crate) mod renew;

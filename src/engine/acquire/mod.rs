@@ -13,7 +13,7 @@ mod wait;
 pub(crate) use spec::{AcquireSpec, Claim, WaitLimit};
 pub(crate) use wait::Polling;
 
-use super::hold::{convert, handoff, renew};
+use super::hold::{handoff, readers, renew};
 use super::machine::chain::HandoffScope;
 use super::machine::count::Share;
 use super::machine::hold::Reentry;
@@ -250,7 +250,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         loop {
             let entered = match mode::is_joined(hold.mode) {
-                true => convert::join_again(core, hold, share),
+                true => readers::join_again(core, hold, share),
                 false => hold.enter_again(core),
             };
             match entered {
@@ -280,7 +280,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         // A nested request before it needs no answer any more.
         self.answered.store(true, Ordering::Relaxed);
         if mode::is_joined(self.mode)
-            && let Some((hold, share)) = convert::join_youngest(core, self.report, self.name)
+            && let Some((hold, share)) = readers::join_youngest(core, self.report, self.name)
         {
             return Ok(Some(Claim::new(core, hold, share)));
         }
@@ -368,7 +368,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         match admission {
             Admission::Turn(turn) => self.begin(turn, now).await,
             Admission::Join(hold) => {
-                let share = convert::join(self.core, &hold, self.report);
+                let share = readers::join(self.core, &hold, self.report);
                 Ok(share.map(|share| Claim::new(self.core, hold, share)))
             }
             Admission::Hold(offered) => Ok(self.accept(offered, now)),

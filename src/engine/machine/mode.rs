@@ -20,7 +20,7 @@ pub(in crate::engine) fn can_share(mode: Mode, other: Mode) -> bool {
 }
 
 /// Returns whether the handles of this manager share one hold of this mode, which they join: see
-/// [`join`](crate::engine::hold::convert::join).
+/// [`readers`](crate::engine::hold::readers).
 pub(in crate::engine) fn is_joined(mode: Mode) -> bool {
     match mode {
         Mode::Read => true,

@@ -303,7 +303,7 @@ mod tests {
     use super::*;
     use crate::engine::machine::timing::Timing;
     use crate::engine::run::Engine;
-    use crate::engine::shared::settings::Settings;
+    use crate::engine::shared::options::Settings;
     use crate::store::MemoryStore;
     use crate::testing::{Call, FaultyStore};
     use std::sync::Arc;

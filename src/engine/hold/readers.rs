@@ -287,7 +287,7 @@ pub(in crate::engine) struct ModeChange<'a> {
 }
 
 impl<'a> ModeChange<'a> {
-    pub(in crate::engine) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>) -> Self {
+    fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>) -> Self {
         Self { core, hold, sent: core.now(), flight: None }
     }
 
@@ -302,7 +302,7 @@ impl<'a> ModeChange<'a> {
     }
 
     /// Asks the store once. A change ends this by [`changed`](Self::changed), anything else by [`end`](Self::end).
-    pub(in crate::engine) async fn ask(&mut self, request: Acquire) -> Result<Acquired> {
+    async fn ask(&mut self, request: Acquire) -> Result<Acquired> {
         self.sent = self.core.now();
         self.flight = Some(calls::acquire(self.core, request));
         calls::land(&mut self.flight).await
@@ -319,12 +319,12 @@ impl<'a> ModeChange<'a> {
     }
 
     /// Ends it after the store has changed the mode. The hold is over then.
-    pub(in crate::engine) fn changed(self) {
+    fn changed(self) {
         let _ = std::mem::ManuallyDrop::new(self);
     }
 
     /// Ends it after the store has refused it.
-    pub(in crate::engine) fn refused(self) {
+    fn refused(self) {
         let _ = self.end(ChangeVerdict::Failed(refused()));
     }
 

@@ -31,7 +31,7 @@ const LONGEST_ATTEMPT: Duration = Duration::from_secs(10);
 const LONGEST_GAP: Duration = Duration::from_secs(3);
 /// The longest time for which an action on an overrun that is late already waits for the line that it writes first.
 const LONGEST_LINE: Duration = Duration::from_millis(20);
-pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(100);
+const SHORTEST_TTL: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The durations derived from T.

@@ -675,11 +675,7 @@ impl Hold {
 
     /// Reads the state after applying the clock to it, so the result is right even when the
     /// watchdog did not run.
-    pub(in crate::engine) fn read<R>(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        look: impl FnOnce(&State) -> R,
-    ) -> R {
+    fn read<R>(self: &Arc<Self>, core: &Arc<Core>, look: impl FnOnce(&State) -> R) -> R {
         let now = core.now();
         let inner = self.lock();
         if !inner.state.believed() || now < inner.state.ends_at(&core.timing) {

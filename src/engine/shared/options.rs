@@ -351,7 +351,7 @@ impl Options {
     }
 
     /// Returns the age at which a lease is reported, if it is another than that of the manager.
-    pub(in crate::engine) fn warn_held(&self) -> Option<Duration> {
+    fn warn_held(&self) -> Option<Duration> {
         self.0.as_ref()?.warn_held
     }
 

@@ -23,9 +23,8 @@ mod tests {
     use crate::engine::shared::core::{Core, WorkQueues};
     use crate::engine::shared::hold::{Hold, HolderAndFence};
     use crate::engine::shared::lifecycle::Stage;
-    use crate::engine::shared::options::Options;
+    use crate::engine::shared::options::{Options, Settings};
     use crate::engine::shared::schedule::{Schedule, ScheduledCall};
-    use crate::engine::shared::settings::Settings;
     use crate::engine::watchdog;
     use crate::error::{ErrorKind, Loss};
     use crate::locks::lock::Lock;

@@ -19,8 +19,8 @@ use super::machine::timing::Timing;
 use super::shared::core::{Callbacks, Core, WorkQueues};
 use super::shared::hold::Hold;
 use super::shared::lifecycle::Stage;
+use super::shared::options::Settings;
 use super::shared::schedule::Group;
-use super::shared::settings::Settings;
 use super::{background, watchdog};
 use crate::clock::{self, Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Loss, Result};
@@ -209,7 +209,7 @@ impl Drop for Driver {
 }
 
 /// Runs `work` on its own thread, with a runtime.
-pub(super) fn spawn_thread(name: &str, work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
+fn spawn_thread(name: &str, work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
     let no_thread = |error| Error::no_thread("failed to start the engine's thread", error);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -233,7 +233,7 @@ pub(super) fn spawn_thread(name: &str, work: impl AsyncFnOnce() + Send + 'static
 ///
 /// `std::thread::panicking` does not answer this: the thread may be unwinding through a runtime of
 /// the user, which drops this future on its way.
-pub(super) async fn guarded(core: &Arc<Core>, work: impl Future<Output = ()>) {
+async fn guarded(core: &Arc<Core>, work: impl Future<Output = ()>) {
     let mut guard = PanicGuard { core, polling: false };
     let mut work = pin!(work);
     poll_fn(|cx| {

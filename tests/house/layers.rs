@@ -98,10 +98,8 @@ fn files_do_not_name_what_others_hide() {
         ("engine/", STORES),
         ("engine/machine/name.rs", SHELL),
         ("engine/machine/effects.rs", SHELL),
-        ("engine/machine/occupants.rs", SHELL),
-        ("engine/machine/offers.rs", SHELL),
+        ("engine/machine/contention.rs", SHELL),
         ("engine/machine/chain.rs", SHELL),
-        ("engine/machine/waiters.rs", SHELL),
         ("locks/", STORES),
         ("manager/", &["fred"]),
         // How a manager is made stands in `connect.rs` alone.

@@ -78,7 +78,7 @@ impl<'a> Attempt<'a> {
         verdict
     }
 
-    pub(in crate::engine) fn target(&self) -> Target {
+    fn target(&self) -> Target {
         self.sweep.target.clone()
     }
 

@@ -1,9 +1,8 @@
 //! A call in the queue of its name: the guard of its wait there, and that of its permission to ask the store.
 
 use crate::clock::Instant;
+use crate::engine::machine::contention::{Demand, HolderSlot};
 use crate::engine::machine::name::TurnOutcome;
-use crate::engine::machine::occupants::HolderSlot;
-use crate::engine::machine::waiters::Demand;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::options::{NO_OPTIONS, Options};
 use crate::engine::shared::queue::{Asked, Begun, Found, GrantedTurn, HandedOff, Queue, Waits};

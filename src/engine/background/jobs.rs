@@ -4,7 +4,7 @@
 use crate::clock::Instant;
 use crate::engine::acquire::attempt::Attempt;
 use crate::engine::acquire::turn::Turn;
-use crate::engine::hold::convert::ModeChange;
+use crate::engine::hold::readers::ModeChange;
 use crate::engine::hold::record::Record;
 use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end, yield_to_remote};
 use crate::engine::hold::{describe, handoff};

@@ -7,7 +7,7 @@ pub(super) mod jobs;
 pub(crate) mod presence;
 
 use super::hold::{describe, handoff, renew};
-use super::machine::hold::{SentRenewal, State};
+use super::machine::hold::{Phase, SentRenewal, State};
 use super::shared::calls::{self, caught, panicked};
 use super::shared::core::{Core, WorkQueues};
 use super::shared::hold::Hold;
@@ -15,14 +15,14 @@ use super::shared::job::Job;
 use super::shared::lifecycle::Stage;
 use super::shared::schedule::{Batch, Group, Renewing, ScheduledCall};
 use super::shared::{report, served};
-use super::watchdog::renewal::renewed;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Event, EventKind, Operation};
 use crate::store::{
-    self, Hint, RenewBatch, RenewCall, Renewal, Renewed, Signal, StoreFuture, failed,
+    self, Absence, Hint, RenewBatch, RenewCall, Renewal, Renewed, Signal, StoreFuture, failed,
 };
 use crate::util::reached::Rare;
+use crate::util::trace;
 use jobs::Work;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,6 +30,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tracing::Level;
 
 /// The most descriptions of holds that are written at one time.
 const WRITERS: usize = 8;
@@ -222,6 +223,77 @@ async fn answered(
     }
     drop(group);
     core.schedule.remove(key);
+}
+
+/// Applies the verdict on the renewal of this number. `keeps_fence` says whether it extended the store's memory of the
+/// fencing token. With the same jitter, holds that were renewed together are due together, and join the group.
+fn renewed(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    now: Instant,
+    jitter: f64,
+    renewal: SentRenewal,
+    verdict: Result<Option<Absence>>,
+    group: &mut Group<'_>,
+) {
+    match &verdict {
+        Ok(None) => trace::later(Level::TRACE, || {
+            let name = hold.name.clone();
+            move || tracing::trace!(name = name.as_str(), "renewed")
+        }),
+        Ok(Some(_)) => {}
+        Err(error) => trace::later(Level::DEBUG, || {
+            let name = hold.name.clone();
+            let error = error.clone();
+            move || tracing::debug!(name = name.as_str(), %error, "renewal failed")
+        }),
+    }
+    let mut inner = hold.lock();
+    match &verdict {
+        Ok(_) => inner.failure = None,
+        Err(error) => inner.failure = Some(error.clone()),
+    }
+    let verdict = match verdict {
+        // The store may have made a reader of this writer already, and its answer is on its way. If not, that answer, or
+        // the next renewal, shows the loss. Of a name that is free, it has made nothing.
+        Ok(Some(Absence::Taken)) if hold.is_downgraded(&inner) => {
+            Rare::TakenByItself.reached();
+            Err(Error::new(ErrorKind::Unavailable, "the mode may have changed meanwhile"))
+        }
+        verdict => verdict,
+    };
+    if Rare::ARE_COUNTED {
+        note_rare(core, &inner.state, now, &verdict);
+    }
+    let is_described = matches!(verdict, Ok(None)) && describe::is_due(core, hold, &inner, now);
+    let unflushed = hold.update_locked(core, now, inner, Some(group), |state, now| {
+        state.renewed(&core.timing, now, jitter, renewal, verdict);
+        state.needs_flush()
+    });
+    if unflushed {
+        core.submit(Job::Flush(Arc::clone(hold)));
+    }
+    if is_described {
+        describe::write_later(core, hold);
+    }
+}
+
+/// Counts a verdict on a renewal, if it is rare in this state of the hold.
+fn note_rare(core: &Core, state: &State, now: Instant, verdict: &Result<Option<Absence>>) {
+    let is_at_risk = state.phase() == Phase::AtRisk;
+    let left = state.believed_until(&core.timing).saturating_duration_since(now);
+    match verdict {
+        Ok(None) if !state.believed() || left.is_zero() => Rare::RenewedAfterLoss.reached(),
+        Ok(None) if is_at_risk => {
+            Rare::Saved.reached();
+            Rare::SavedAtTheLast.reached_if(|| left < core.timing.attempt);
+        }
+        Err(error) if error.kind() == ErrorKind::WrongType => Rare::RenewalMetWrongType.reached(),
+        Err(error) => {
+            Rare::DeniedAtRisk.reached_if(|| is_at_risk && error.kind() == ErrorKind::Denied)
+        }
+        Ok(_) => {}
+    }
 }
 
 fn wrong_number() -> Error {

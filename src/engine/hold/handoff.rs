@@ -37,16 +37,15 @@
 
 use super::describe;
 use crate::clock::Instant;
+use crate::engine::machine::contention::HolderSlot;
 use crate::engine::machine::count::Share;
 use crate::engine::machine::hold::{Phase, State};
 use crate::engine::machine::mode;
-use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::{Grant, Hold, HolderAndFence, Inner};
-use crate::engine::shared::options::Options;
+use crate::engine::shared::options::{Options, Settings};
 use crate::engine::shared::queue::{HandedOff, Handoff};
 use crate::engine::shared::report::CallReport;
-use crate::engine::shared::settings::Settings;
 use crate::observe::{EventKind, How, Recorded};
 use crate::store::Name;
 use crate::util::reached::Rare;

@@ -23,7 +23,7 @@ use std::time::Duration;
 use tracing::Level;
 
 /// The release in flight, if any.
-pub(in crate::engine) type Flight = Option<StoreFuture<Released>>;
+type Flight = Option<StoreFuture<Released>>;
 
 /// A flush of one hold. Dropping it halfway leaves the rest to the engine.
 struct Flush<'a> {

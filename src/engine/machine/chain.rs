@@ -1,4 +1,17 @@
-//! The hand-offs that follow from one grant of the store, and to whom they may go.
+//! The hand-offs that follow from one grant of the store: to whom they may go, how long they go on, and for how long a hold
+//! rests between two of them.
+//!
+//! A hold *rests* when its last lease has ended and no call of this process waits: the store keeps it for a moment. The next
+//! call of this process takes it over as a hold that is handed off, without a request. No holder believes in it, and it is not
+//! renewed: it is a hold that was offered, whose waiter is still to come.
+//!
+//! # Invariants
+//!
+//! 1. **Only what may be handed off rests**, and what rests is taken over only as long as it may be handed off: a process that
+//!    did not run looks at the clock first.
+//! 2. **It ends within the chain**: by the time that is set, and before a hand-off would be refused for its age.
+//! 3. **Nothing rests in the way of others.** A hold does not rest while others are known to wait elsewhere, and not any more
+//!    in a chain during which another manager has asked for the name.
 
 use super::timing::Timing;
 use crate::clock::Instant;
@@ -42,6 +55,17 @@ impl HandoffScope {
     }
 }
 
+/// Who has a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// A call of this process has it.
+    Accepted,
+    /// It is on its way to a waiter, or back.
+    Offered,
+    /// No call; it rests until the time of its next renewal, which is not sent.
+    Resting,
+}
+
 /// The hand-offs since a grant of the store. Each hold of the chain has them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handoffs {
@@ -79,12 +103,25 @@ impl Handoffs {
     }
 
     /// Returns whether its holds may rest: no waiter elsewhere is known. The order of a line is that of all processes.
-    pub(super) fn may_rest(&self) -> bool {
+    fn may_rest(&self) -> bool {
         self.scope == HandoffScope::Plain && !self.asked
     }
 
+    /// Returns until when a hold rests whose last lease ends at `now` and that is due for renewal at `due`. `linger` is the
+    /// time that is set. `None` if it may not rest, or no time is left.
+    pub(super) fn rests_until(
+        &self,
+        timing: &Timing,
+        now: Instant,
+        due: Instant,
+        linger: Duration,
+    ) -> Option<Instant> {
+        let until = (now + linger).min(self.ends(timing)).min(due);
+        (self.may_rest() && until > now).then_some(until)
+    }
+
     /// Returns the time at which the chain ends.
-    pub(super) fn ends(&self, timing: &Timing) -> Instant {
+    fn ends(&self, timing: &Timing) -> Instant {
         self.began + timing.longest_chain
     }
 

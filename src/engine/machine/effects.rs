@@ -1,7 +1,7 @@
 //! What goes into a transition of a name, and what follows from it. The caller performs the [`Effects`] after it has
 //! released its lock: it drops what is gone, and then wakes.
 
-use super::name::LastAsk;
+use super::contention::LastAsk;
 use super::pulse::Pulse;
 use crate::clock::Instant;
 use std::time::Duration;

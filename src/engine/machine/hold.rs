@@ -6,14 +6,13 @@ pub(crate) use super::policy::HoldPolicy;
 pub(crate) use super::release::{Ended, Next};
 pub(crate) use super::renewal::{RenewalAttempt, SentRenewal};
 
-use super::chain::{Chain, HandoffScope, Handoffs};
+use super::chain::{Chain, HandoffScope, Handoffs, Standing};
 use super::count::CountRecord;
 use super::phase::{InFlight, Visible};
 use super::policy::{CallSite, NO_POLICY};
 use super::pulse::Pulse;
 use super::release::Release;
 use super::renewal::{NextRenewal, Renewals};
-use super::rest::{Rest, Standing};
 use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
@@ -680,9 +679,9 @@ impl State {
         linger: Duration,
     ) -> Option<Self> {
         let NextRenewal::Due(due) = self.renewals.next else { return None };
-        let rest = Rest { linger, chain_ends: self.handoffs.ends(timing) };
         let handoffs = self.handoffs;
-        let until = rest.until(now, due).filter(|_| handoffs.may_rest() && !self.is_offered())?;
+        let until =
+            handoffs.rests_until(timing, now, due, linger).filter(|_| !self.is_offered())?;
         let mut next = Self { standing: Standing::Resting, handoffs, ..self.hand_off(until) };
         next.renewals.next = NextRenewal::Due(until);
         Some(next)

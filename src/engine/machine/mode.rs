@@ -1,7 +1,7 @@
 //! What the engine asks of a mode: one answer for each question, without a wildcard.
 //!
 //! A new mode does not compile before each question has an answer here. Three decisions need more than the mode, and match
-//! on it where they are made: [`Occupants::may_try`](super::occupants::Occupants::may_try), `AcquireLoop::arrival` and
+//! on it where they are made: [`Occupants::may_try`](super::contention::Occupants::may_try), `AcquireLoop::arrival` and
 //! `Core::give_way`.
 
 use crate::store::Mode;

@@ -26,12 +26,12 @@
 //! 10. **An idle name remembers nothing.** Without an occupant there is no waiter, no offer, no last request and no silence.
 
 use super::chain::Chain;
+use super::contention::{
+    Contention, Demand, LastAsk, Occupant, Occupants, Offer, ReadHold, Seeker, Waiter, Waiters,
+};
 use super::effects::{Effect, Effects, Step, Times};
 use super::mode;
-use super::occupants::{Occupant, Occupants};
-use super::offers::{Offer, Offers};
 use super::pulse::Pulse;
-use super::waiters::{Demand, Waiter, Waiters};
 use crate::clock::Instant;
 use crate::store::Mode;
 use crate::util::reached::Rare;
@@ -109,80 +109,6 @@ pub(in crate::engine) struct NameState<H> {
     heard: Option<Instant>,
     /// `None` for a name that only one call at a time locks, as most names are.
     contention: Option<Box<Contention<H>>>,
-}
-
-/// The waiters of a name, and facts that only matter with waiters or other holders.
-struct Contention<H> {
-    waiters: Waiters,
-    /// The offers that waiters find at their next pulse.
-    offers: Offers<H>,
-    /// While waiters elsewhere listen: the last number drawn before the store granted the name.
-    served_at: Option<u64>,
-    /// When this process made the semaphore smaller: what the store had granted by then is released to it.
-    shrunk: Option<Instant>,
-    /// The read hold that readers of other handles join.
-    read_hold: Option<ReadHold>,
-    /// The call that asks for permits, if a hold can be handed off to it.
-    seeker: Option<Seeker>,
-    /// The last request of such a call, when a hold was handed off to it, for the next turn.
-    last_ask: Option<LastAsk>,
-    /// The number of the slot whose hold rests.
-    resting: Option<u64>,
-}
-
-/// The youngest read hold of a name, by the number of its slot.
-#[derive(Clone, Copy)]
-struct ReadHold {
-    number: u64,
-    /// The time from which on readers ask the store again.
-    until: Instant,
-}
-
-/// A call with a turn. It is no longer in the queue, but comes before all that are.
-#[derive(Clone, Copy)]
-struct Seeker {
-    /// That of its turn.
-    number: u64,
-    waiter_no: u64,
-    mode: Mode,
-    lock_delay: Duration,
-    last_ask: Option<LastAsk>,
-}
-
-/// The last request for permits of a call. If a hold is handed off to that call, the next one goes on from there, so that a
-/// crowd whose permits are handed off does not ask the store at each change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) struct LastAsk {
-    /// The number of the turn that asked, by which the shell keeps what hears of releases for it.
-    pub(in crate::engine) by: u64,
-    pub(in crate::engine) mode: Mode,
-    /// When the store is asked again, without a hint.
-    pub(in crate::engine) again_at: Instant,
-}
-
-impl<H> Default for Contention<H> {
-    fn default() -> Self {
-        Self {
-            waiters: Waiters::default(),
-            offers: Offers::default(),
-            served_at: None,
-            shrunk: None,
-            read_hold: None,
-            seeker: None,
-            last_ask: None,
-            resting: None,
-        }
-    }
-}
-
-impl<H> Contention<H> {
-    /// Returns whether a chain of hand-offs may go on with this waiter, as far as others are concerned that the store serves.
-    fn may_continue(&self, waiter_no: u64, chain: &Chain) -> bool {
-        let is_late = !chain.is_young && self.served_at.is_some_and(|last| waiter_no > last);
-        let is_too_many = self.shrunk.is_some_and(|shrunk| chain.began <= shrunk);
-        Rare::SemaphoreShrunk.reached_if(|| is_too_many);
-        !is_late && !is_too_many
-    }
 }
 
 impl<H> Default for NameState<H> {

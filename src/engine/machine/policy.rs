@@ -43,7 +43,7 @@ impl Default for HoldPolicy {
 
 impl HoldPolicy {
     /// That of most holds.
-    pub(super) const NONE: Self = Self {
+    const NONE: Self = Self {
         min_until: None,
         awaits_lease: false,
         pulse: None,

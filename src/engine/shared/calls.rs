@@ -253,7 +253,7 @@ pub(in crate::engine) async fn in_time<T>(
 }
 
 /// A request to the store, which may borrow the name in question.
-pub(in crate::engine) type Request<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+type Request<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
 /// Awaits a request. A panic of the store is a failure like others, with an unknown fate.
 pub(in crate::engine) async fn caught<T>(request: &mut Request<'_, T>) -> Result<T> {
@@ -277,9 +277,7 @@ pub(in crate::engine) async fn land<T>(flight: &mut Option<StoreFuture<T>>) -> R
 }
 
 /// Makes a request. A panic of the store is a failure, as in [`caught`].
-pub(in crate::engine) fn caught_call<'a, T: Send + 'a>(
-    request: impl FnOnce() -> Request<'a, T>,
-) -> Request<'a, T> {
+fn caught_call<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Request<'a, T> {
     catch_unwind(AssertUnwindSafe(request)).unwrap_or_else(|_| failed(panicked()))
 }
 
@@ -303,7 +301,7 @@ mod tests {
     use super::*;
     use crate::engine::machine::timing::Timing;
     use crate::engine::run::Engine;
-    use crate::engine::shared::settings::Settings;
+    use crate::engine::shared::options::Settings;
     use crate::store::MemoryStore;
     use crate::testing::{Call, FaultyStore};
     use std::sync::Arc;

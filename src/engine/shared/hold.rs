@@ -9,10 +9,10 @@ use super::report::{self, CallReport};
 use super::schedule::Group;
 use crate::clock::Instant;
 use crate::engine::machine::chain::HandoffScope;
+use crate::engine::machine::contention::HolderSlot;
 use crate::engine::machine::count::{Share, Shares};
 use crate::engine::machine::hold::{ChangeVerdict, Ended, Next, Phase, Recorder, Reentry, State};
 use crate::engine::machine::mode;
-use crate::engine::machine::occupants::HolderSlot;
 use crate::engine::machine::timing::Timing;
 use crate::error::{Error, Loss, Result};
 use crate::observe::{Event, EventKind, How, Recorded};
@@ -675,11 +675,7 @@ impl Hold {
 
     /// Reads the state after applying the clock to it, so the result is right even when the
     /// watchdog did not run.
-    pub(in crate::engine) fn read<R>(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        look: impl FnOnce(&State) -> R,
-    ) -> R {
+    fn read<R>(self: &Arc<Self>, core: &Arc<Core>, look: impl FnOnce(&State) -> R) -> R {
         let now = core.now();
         let inner = self.lock();
         if !inner.state.believed() || now < inner.state.ends_at(&core.timing) {

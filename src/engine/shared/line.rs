@@ -57,7 +57,7 @@ pub(in crate::engine) fn next_arrival(core: &Core, hold: &Hold) -> Option<Arriva
 }
 
 /// Returns the arrival of a waiter of a fair lock, for a request.
-pub(in crate::engine) fn arrival_of(core: &Core, arrived: Instant) -> Arrival {
+fn arrival_of(core: &Core, arrived: Instant) -> Arrival {
     let waited = core.now().saturating_duration_since(arrived);
     Arrival::new(waited, core.arrival_kept(Mode::Exclusive))
 }

@@ -1,5 +1,5 @@
-//! The data that the rooms of the engine share: the core of a manager, its holds, their options, the calls of the store
-//! and the reports to observers. What it calls in the rooms above it is handed in, as `core::Callbacks`.
+//! The data that the rooms of the engine share: the core of a manager, its settings, its holds, their options, the calls of
+//! the store and the reports to observers. What it calls in the rooms above it is handed in, as `core::Callbacks`.
 
 pub(crate) mod calls;
 pub(super) mod core;
@@ -15,5 +15,4 @@ pub(super) mod queue;
 pub(crate) mod report;
 pub(super) mod schedule;
 pub(crate) mod served;
-pub(super) mod settings;
 pub(super) mod wakers;

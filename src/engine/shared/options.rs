@@ -1,19 +1,21 @@
-//! The options of a handle. They go with each of its acquires into the hold. [`setters`] gives a handle those that it has.
+//! What users choose: the [`Settings`] of a manager, and the [`Options`] of a handle.
+//!
+//! The options go with each acquire of the handle into the hold. Where the handle has not set one, the setting of the manager
+//! counts. [`setters`] gives a handle the options that it can set.
 
 use super::calls::check_line;
 use super::core::Core;
 use super::overrun::Overrun;
-use super::settings::Settings;
+use super::pulse::CallPulse;
 use crate::clock::Instant;
 use crate::engine::machine::hold::HoldPolicy;
 use crate::engine::machine::mode;
 use crate::engine::machine::policy::CallSite;
 use crate::engine::machine::timing::LONGEST_TTL;
-use crate::engine::shared::pulse::CallPulse;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::DEFAULT_CLASS;
-use crate::store::Mode;
 use crate::store::contract::metadata::check_word;
+use crate::store::{Fencing, Mode, Name};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +24,62 @@ const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
 /// The shortest `stall_after`, which leaves the watchdog the time to see a report.
 const SHORTEST_STALL: Duration = Duration::from_millis(10);
+
+/// Returns the class of a name.
+type Classify = fn(&str) -> &'static str;
+
+/// What the builder sets for the whole engine, besides T.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) max_hold: Option<Duration>,
+    /// The longest time between two reports of progress.
+    pub(crate) stall_after: Option<Duration>,
+    /// The age of a hold at which it is reported.
+    pub(crate) warn_held: Option<Duration>,
+    pub(crate) max_poll_interval: Duration,
+    /// The maximum number of consecutive hand-offs in memory.
+    pub(crate) max_local_handoffs: u32,
+    /// For how long a hold rests that no call waits for.
+    pub(crate) linger: Option<Duration>,
+    pub(crate) fencing: Option<Fencing>,
+    /// Returns the class of a name whose handle has none.
+    pub(crate) classify: Option<Classify>,
+    /// The seed of the jitter, so that a simulation can be repeated.
+    #[cfg(feature = "testing")]
+    pub(crate) seed: Option<u64>,
+}
+
+impl Settings {
+    /// Without fencing tokens and hand-offs, for tests.
+    #[cfg(test)]
+    pub(in crate::engine) const PLAIN: Self = Self {
+        max_hold: None,
+        stall_after: None,
+        warn_held: None,
+        max_poll_interval: Duration::from_secs(1),
+        max_local_handoffs: 0,
+        linger: None,
+        fencing: None,
+        classify: None,
+        #[cfg(feature = "testing")]
+        seed: None,
+    };
+
+    /// Returns options with the class of the name, if those of its handle have none.
+    pub(in crate::engine) fn classified(&self, name: &Name, options: &Options) -> Option<Options> {
+        let classify = self.classify.filter(|_| options.class() == DEFAULT_CLASS)?;
+        let mut options = options.clone();
+        options.set_class(classify(name.as_str()));
+        Some(options)
+    }
+
+    pub(super) fn seed(&self) -> Option<u64> {
+        #[cfg(feature = "testing")]
+        return self.seed;
+        #[cfg(not(feature = "testing"))]
+        None
+    }
+}
 
 /// The options of a handle. Without any, it is empty: it allocates nothing and costs one pointer.
 #[derive(Clone, Debug, Default)]
@@ -293,7 +351,7 @@ impl Options {
     }
 
     /// Returns the age at which a lease is reported, if it is another than that of the manager.
-    pub(in crate::engine) fn warn_held(&self) -> Option<Duration> {
+    fn warn_held(&self) -> Option<Duration> {
         self.0.as_ref()?.warn_held
     }
 

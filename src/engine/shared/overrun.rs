@@ -11,8 +11,7 @@
 
 use super::hold::{Hold, HoldNo};
 use crate::clock::{Clock, Instant};
-use crate::engine::machine::overrun::OverrunTimes;
-use crate::engine::machine::timing::Timing;
+use crate::engine::machine::timing::{OverrunTimes, Timing};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::HolderId;
 use crate::util::panics::quietly;

@@ -16,16 +16,16 @@ use super::options::{NO_OPTIONS, Options};
 use super::wakers::{ByNumber, Listener, TurnNumber, Waker, Wakers, Woken, wake};
 use crate::clock::{Clock, Instant};
 use crate::engine::machine::chain::Chain;
+use crate::engine::machine::contention::{Demand, LastAsk};
 use crate::engine::machine::count::Share;
 use crate::engine::machine::effects::{Effect, Effects, Few, Limits, Numbers, Step, Times};
 use crate::engine::machine::mode;
 use crate::engine::machine::name::{
-    Admitted, Granted, LastAsk, NameState, Silence, SlottedHold, TurnOutcome,
+    Admitted, Granted, NameState, Silence, SlottedHold, TurnOutcome,
 };
 use crate::engine::machine::pause::{Heard, Pauses};
 use crate::engine::machine::pulse::Pulse;
 use crate::engine::machine::timing::Timing;
-use crate::engine::machine::waiters::Demand;
 use crate::store::{HolderId, Mode, Name, NameMap, Wakeups};
 use crate::util::sync::{Mutex, MutexGuard};
 use std::collections::HashSet;
@@ -855,7 +855,7 @@ impl Queue {
 #[cfg(test)]
 impl Queue {
     /// Returns whether nothing is kept for any name.
-    pub(in crate::engine) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         let queue = self.lock();
         queue.names.is_empty() && queue.wakers.size().0 == 0 && queue.subscriptions.size().0 == 0
     }

@@ -31,7 +31,7 @@ pub(in crate::engine) struct Renewing {
 pub(in crate::engine) type Batch = Vec<Renewing>;
 
 /// The due entries, taken out of the schedule.
-pub(in crate::engine) type DueEntries = schedule::DueEntries<Arc<Hold>, Arc<Batch>>;
+type DueEntries = schedule::DueEntries<Arc<Hold>, Arc<Batch>>;
 
 /// A call to be sent. It is in the schedule, where the watchdog finds it if it is not answered.
 pub(in crate::engine) struct ScheduledCall {
@@ -76,7 +76,7 @@ pub(crate) struct Wakes {
 }
 
 impl Wakes {
-    pub(in crate::engine) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.effects.is_empty() && self.events.is_empty()
     }
 

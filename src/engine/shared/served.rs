@@ -26,7 +26,7 @@ pub(crate) struct Served {
 
 impl Served {
     /// Records that a request of `sent` was granted, or found the name held. Answers come in any order.
-    pub(in crate::engine) fn answered(&self, shard: usize, sent: Instant) {
+    fn answered(&self, shard: usize, sent: Instant) {
         if shard == 0 {
             self.first.fetch_max(sent.to_nanos().max(1), Ordering::Relaxed);
         } else {
@@ -37,7 +37,7 @@ impl Served {
     }
 
     /// Returns when the last such request was sent.
-    pub(in crate::engine) fn last(&self, shard: usize) -> Option<Instant> {
+    fn last(&self, shard: usize) -> Option<Instant> {
         if shard == 0 {
             let last = self.first.load(Ordering::Relaxed);
             (last > 0).then(|| Instant::at_nanos(last))
@@ -47,12 +47,12 @@ impl Served {
     }
 
     /// Records a failure that came at `now`.
-    pub(in crate::engine) fn failed(&self, shard: usize, now: Instant, failure: &Error) {
+    fn failed(&self, shard: usize, now: Instant, failure: &Error) {
         self.failures.lock().insert(shard, (now, failure.without_source()));
     }
 
     /// Returns the last failure, if it came at `since` or later, and no request that was sent after it was answered.
-    pub(in crate::engine) fn failure(&self, shard: usize, since: Instant) -> Option<Error> {
+    fn failure(&self, shard: usize, since: Instant) -> Option<Error> {
         let failures = self.failures.lock();
         let (at, failure) = failures.get(&shard)?;
         let is_last = *at >= since && self.last(shard).is_none_or(|last| last <= *at);

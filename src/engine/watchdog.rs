@@ -13,9 +13,8 @@
 //!    it, so a worker that stalls delays renewals, never a token.
 //! 3. Only the watchdog takes holds out of the schedule when they are due.
 
-pub(super) mod renewal;
-
 use super::machine::hold::{DueWork, State};
+use super::machine::policy::CallSite;
 use super::machine::timing::Timing;
 use super::shared::core::Core;
 use super::shared::hold::Hold;
@@ -23,9 +22,13 @@ use super::shared::job::Job;
 use super::shared::report;
 use super::shared::schedule::{Batch, Group, Renewing, ScheduledCall};
 use crate::clock::{Instant, Sleeper};
+use crate::error::Error;
 use crate::observe::EventKind;
 use crate::util::reached::Rare;
+use crate::util::trace;
 use std::sync::Arc;
+use std::time::Duration;
+use tracing::Level;
 
 /// The largest number of calls sent together, unless more are due. Larger: more calls share warm caches. Smaller: what is
 /// due next waits for less that could come later.
@@ -60,7 +63,7 @@ fn tick(core: &Arc<Core>) {
     for batch in due.batches {
         core.counters.silent(now);
         for renewing in batch.iter() {
-            renewal::unanswered(core, &renewing.hold, renewing.attempt.number, &mut plan.group);
+            unanswered(core, &renewing.hold, renewing.attempt.number, &mut plan.group);
         }
     }
     plan.add(core, due.holds, State::tick);
@@ -113,7 +116,7 @@ impl<'a> RenewalPlan<'a> {
         change: fn(&mut State, &Timing, Instant) -> DueWork,
     ) {
         for (at, hold) in taken {
-            match renewal::when_due(core, &hold, at, self.now, &mut self.group, change) {
+            match when_due(core, &hold, at, self.now, &mut self.group, change) {
                 DueWork::Nothing => {}
                 DueWork::Flush | DueWork::TakenBack => self.flush.push(hold),
                 DueWork::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
@@ -161,4 +164,67 @@ impl<'a> RenewalPlan<'a> {
         }
         self.group.end();
     }
+}
+
+/// Returns the work that is due, after the watchdog has taken the hold out of the schedule,
+/// where its time was `at`. `change` is [`State::tick`], [`State::begin_renewal`] to fill a
+/// batch, or [`State::renew_or_recall`] after a reconnect.
+fn when_due(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    at: Instant,
+    now: Instant,
+    group: &mut Group<'_>,
+    change: impl FnOnce(&mut State, &Timing, Instant) -> DueWork,
+) -> DueWork {
+    let mut inner = hold.lock();
+    if inner.scheduled != Some(at) {
+        // A stale entry: the hold has ended or moved.
+        return DueWork::Nothing;
+    }
+    inner.scheduled = None;
+    let mut held = None;
+    let rests = inner.state.is_resting();
+    let due = hold.update_locked(core, now, inner, Some(group), |state, now| {
+        held = state.warn(now);
+        change(state, &core.timing, now)
+    });
+    if let Some((since, caller)) = held {
+        warn_held(hold, now.saturating_duration_since(since), caller);
+    }
+    if due != DueWork::TakenBack {
+        return due;
+    }
+    let rare = if rests { Rare::RestRanOut } else { Rare::TakenBack };
+    rare.reached();
+    group.wakes.effects.push(core.queue.missed(hold));
+    DueWork::Flush
+}
+
+/// Warns that the hold has been held for long.
+fn warn_held(hold: &Hold, held: Duration, caller: CallSite) {
+    trace::later(Level::WARN, || {
+        let name = hold.name.clone();
+        let fence = hold.fence;
+        let held_ms = held.as_millis() as u64;
+        let caller = caller.map(tracing::field::display);
+        move || {
+            tracing::warn!(
+                name = name.as_str(),
+                fence,
+                held_ms,
+                caller,
+                "still held; is it leaked?"
+            );
+        }
+    });
+}
+
+/// Counts a renewal as failed: no answer came in time.
+fn unanswered(core: &Arc<Core>, hold: &Arc<Hold>, attempt: u32, group: &mut Group<'_>) {
+    let mut inner = hold.lock();
+    inner.failure.get_or_insert_with(Error::silent);
+    hold.update_locked(core, core.now(), inner, Some(group), |state, now| {
+        state.unanswered(&core.timing, now, core.jitter(), attempt);
+    });
 }

@@ -93,7 +93,7 @@ struct RenewalPlan<'a> {
     size: usize,
     renewing: Batch,
     /// Holds whose release is owed to the store.
-    flush: Vec<Arc<Hold>>,
+    releases: Vec<Arc<Hold>>,
 }
 
 impl<'a> RenewalPlan<'a> {
@@ -104,11 +104,11 @@ impl<'a> RenewalPlan<'a> {
             attempt_deadline: now + core.timing.attempt,
             size: core.can.renewal_batch,
             renewing: Vec::new(),
-            flush: Vec::new(),
+            releases: Vec::new(),
         }
     }
 
-    /// Adds holds that were taken out of the schedule and are to be renewed or flushed.
+    /// Adds holds that were taken out of the schedule and are to be renewed or released.
     fn add(
         &mut self,
         core: &Arc<Core>,
@@ -118,7 +118,7 @@ impl<'a> RenewalPlan<'a> {
         for (at, hold) in taken {
             match when_due(core, &hold, at, self.now, &mut self.group, change) {
                 DueWork::Nothing => {}
-                DueWork::Flush | DueWork::TakenBack => self.flush.push(hold),
+                DueWork::Release | DueWork::TakenBack => self.releases.push(hold),
                 DueWork::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
             }
         }
@@ -141,10 +141,10 @@ impl<'a> RenewalPlan<'a> {
         self.add(core, core.schedule.soon(soon, room), State::begin_renewal);
     }
 
-    /// Submits the flushes and the wake-ups, and sends the calls to the worker.
+    /// Submits the releases and the wake-ups, and sends the calls to the worker.
     fn send_all(mut self, core: &Arc<Core>) {
-        for hold in self.flush {
-            core.submit(Job::Flush(hold));
+        for hold in self.releases {
+            core.submit(Job::Release(hold));
         }
         // The store divides what is due among its calls, but for the time that each has.
         let mut calls: Vec<ScheduledCall> = Vec::new();
@@ -198,7 +198,7 @@ fn when_due(
     let rare = if rests { Rare::RestRanOut } else { Rare::TakenBack };
     rare.reached();
     group.wakes.effects.push(core.queue.missed(hold));
-    DueWork::Flush
+    DueWork::Release
 }
 
 /// Warns that the hold has been held for long.

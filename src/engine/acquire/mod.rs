@@ -4,7 +4,7 @@
 //! `spec` is what a call asks for and gets. `turn` guards what it has in the queue, `attempt` guards its requests, and `wait`
 //! has the hints between them. `set` is for several names in one call.
 
-pub(super) mod attempt;
+pub(super) mod acquire_guard;
 pub(super) mod set;
 mod spec;
 pub(super) mod turn;
@@ -16,7 +16,7 @@ pub(crate) use wait::Polling;
 use super::hold::{handoff, readers, renew};
 use super::machine::chain::HandoffScope;
 use super::machine::count::Share;
-use super::machine::hold::Reentry;
+use super::machine::hold::ReentryRefusal;
 use super::machine::mode;
 use super::machine::name::TurnOutcome;
 use super::shared::core::Core;
@@ -34,7 +34,7 @@ use crate::store::{Acquire, Acquired, Arrival, HolderId, Line, Mode, Name, Targe
 use crate::util::bound::within;
 use crate::util::reached::Rare;
 use crate::util::trace::{self, QuietSpan};
-use attempt::Attempt;
+use acquire_guard::AcquireGuard;
 use set::SetCall;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -101,12 +101,6 @@ pub(crate) async fn acquire_as<'a>(
     // False while this call waits for a change of the mode that the store has not answered.
     let answered = &AtomicBool::new(true);
     let limit = limit.simplified();
-    let (once, longest_wait, longest_pause) = match limit {
-        WaitLimit::Once => (true, Duration::ZERO, SHORT_PAUSE),
-        // The rest of the time must suffice for a request.
-        WaitLimit::For(limit) => (false, limit, (limit / 2).max(SHORT_PAUSE)),
-        WaitLimit::Forever => (false, Duration::MAX, Duration::MAX),
-    };
     let classified = core.settings.classified(name, options);
     let options = classified.as_ref().unwrap_or(options);
     let report = CallReport::new(core, name, mode, options, start, caller)
@@ -114,21 +108,8 @@ pub(crate) async fn acquire_as<'a>(
     let report = &report.with_refusal(refusal);
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
-    let acquire_loop = AcquireLoop {
-        core,
-        name,
-        mode,
-        fair,
-        options,
-        share,
-        once,
-        longest_wait,
-        longest_pause,
-        start,
-        answered,
-        report,
-        set,
-    };
+    let acquire_loop =
+        AcquireLoop { core, name, mode, fair, options, share, limit, start, answered, report, set };
     let mut acquiring = pin!(acquire_loop.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
@@ -146,7 +127,7 @@ pub(crate) async fn acquire_as<'a>(
         // The name that was refused is reported.
         report.end_unreported();
     } else {
-        report.end(&result, once);
+        report.end(&result, limit.is_once());
     }
     if span.is_enabled() {
         record(&span, core.now().saturating_duration_since(start), &result);
@@ -180,11 +161,7 @@ struct AcquireLoop<'a, 'core> {
     options: &'a Options,
     /// The share of the handle in its last hold.
     share: Share,
-    once: bool,
-    /// The longest time for which it waits.
-    longest_wait: Duration,
-    /// The longest time for which it lets waiters elsewhere go first.
-    longest_pause: Duration,
+    limit: WaitLimit,
     start: Instant,
     answered: &'a AtomicBool,
     report: &'a CallReport<'a>,
@@ -255,17 +232,17 @@ impl<'core> AcquireLoop<'_, 'core> {
             };
             match entered {
                 Ok(()) => return Ok(Some(Claim::new(core, Arc::clone(hold), share))),
-                Err(Reentry::Busy) => {
+                Err(ReentryRefusal::Busy) => {
                     // A silence is the store's: it has not answered the request of this handle to change the mode.
                     self.answered.store(false, Ordering::Relaxed);
                     let idle = timeout(self.silence_limit(), hold.until_idle()).await;
                     idle.map_err(|_| Error::silent())?;
                 }
-                Err(Reentry::Lost(loss)) => return Err(Error::lost(loss)),
-                Err(Reentry::Over) => {
+                Err(ReentryRefusal::Lost(loss)) => return Err(Error::lost(loss)),
+                Err(ReentryRefusal::Over) => {
                     // The release of this handle may still be in flight; `try_lock` waits for it instead of reporting
                     // contention.
-                    if self.once && !mode::is_joined(hold.mode) {
+                    if self.limit.is_once() && !mode::is_joined(hold.mode) {
                         let _ = timeout(core.timing.attempt, hold.until_over()).await;
                     }
                     return Ok(None);
@@ -287,7 +264,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         // Dropped after the waiter.
         let _arrival =
             self.fair.then(|| OpenArrival { core, name: self.name, arrived: self.start });
-        if self.once {
+        if self.limit.is_once() {
             return match Turn::at_once(&core.queue, self.name, self.mode, now) {
                 Some(turn) => self.begin(turn, now).await,
                 None => Box::pin(self.try_behind()).await,
@@ -377,7 +354,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Asks the store for the name in a turn that began at `now`.
     async fn begin(&self, turn: Turn, now: Instant) -> Result<Option<Claim<'core>>> {
-        if mode::can_seek(self.mode) && !self.once {
+        if mode::can_seek(self.mode) && !self.limit.is_once() {
             return Box::pin(self.seek(turn, now)).await;
         }
         let asking = pin!(self.ask_store(turn, now));
@@ -409,14 +386,14 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     fn accept(&self, offered: HandedOff, now: Instant) -> Option<Claim<'core>> {
-        handoff::accept(self.core, offered, self.report, now).map(|hold| self.claim(hold))
+        handoff::accept(self.core, offered, self.report, now).map(|hold| Claim::of(self.core, hold))
     }
 
     /// Asks the store until it grants the name, and begins a hold with the grant. Returns `None` if the name is held and
     /// this call asks only once, or if the turn was reclaimed because its steps took too long.
     async fn ask_store(&self, mut turn: Turn, now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
-        let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
+        let mut attempt = AcquireGuard::new(core, self.target(), core.draw_holder());
         let mut hints = Hints::NotSubscribed;
         let mut unanswered = Unanswered::default();
         let mut now = self.wait_to_ask(&mut turn, &mut hints, attempt.holder(), now).await;
@@ -450,7 +427,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                                 ..attempt.into_grant(turn, sent, fence, reached, now)
                             };
                             let hold = Hold::begin(core, grant, self.report);
-                            return Ok(Some(self.claim(hold)));
+                            return Ok(Some(Claim::of(self.core, hold)));
                         }
                         GrantUse::Excluded => {
                             core.queue.answered(self.name);
@@ -460,13 +437,13 @@ impl<'core> AcquireLoop<'_, 'core> {
                         GrantUse::AskAgain(why) => {
                             tracing::debug!(why, "grant released; asking again");
                             attempt.release_later(sent);
-                            attempt = Attempt::new(core, self.target(), core.draw_holder());
+                            attempt = AcquireGuard::new(core, self.target(), core.draw_holder());
                             // The next one may be ready at once, and too late again.
                             yield_now().await;
                         }
                     }
                 }
-                Ok(Acquired::Held { closed, lingers, .. }) if self.once => {
+                Ok(Acquired::Held { closed, lingers, .. }) if self.limit.is_once() => {
                     self.ask_to_yield(lingers);
                     self.report.refused_by_store(closed);
                     core.queue.answered(self.name);
@@ -485,7 +462,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                         "the store answered an outermost acquire as a nested one",
                     ));
                 }
-                Err(error) if error.is_unavailable() && !self.once => {
+                Err(error) if error.is_unavailable() && !self.limit.is_once() => {
                     let Some(gap) = unanswered.gap(core, since) else {
                         return Err(attempt.failed(error));
                     };
@@ -586,8 +563,8 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Lets waiters elsewhere go first until `time`.
     async fn let_others_go_first(&self, turn: &Turn, time: Instant) {
-        Rare::PauseCut.reached_if(|| time > self.start + self.longest_pause);
-        let time = time.min(self.start + self.longest_pause);
+        Rare::PauseCut.reached_if(|| time > self.start + self.limit.longest_pause());
+        let time = time.min(self.start + self.limit.longest_pause());
         turn.set_due(time + self.core.timing.attempt);
         self.core.clock().sleep_until(time).await;
     }
@@ -615,7 +592,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Records the last request for the call that asks after this one, if a hold is handed off to this one.
     fn note_ask(&self, turn: &Turn, hints: &Hints<'_>, again_at: Instant) {
-        if !self.once && mode::can_seek(self.mode) {
+        if !self.limit.is_once() && mode::can_seek(self.mode) {
             turn.note_ask(Asked { mode: self.mode, wakeups: hints.wakeups(), again_at });
         }
     }
@@ -629,7 +606,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         holder: HolderId,
         mut now: Instant,
     ) -> Instant {
-        if let Some(last) = turn.last_ask.take_if(|_| !self.once) {
+        if let Some(last) = turn.last_ask.take_if(|_| !self.limit.is_once()) {
             Box::pin(self.wait_as_before(turn, hints, holder, last)).await;
             now = self.core.now();
         }
@@ -769,16 +746,11 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Returns the claim of a hold that no other handle shares.
-    fn claim(&self, hold: Arc<Hold>) -> Claim<'core> {
-        Claim::new(self.core, hold, Share::FIRST)
-    }
-
     /// Returns the time to wait for an answer before the store counts as silent.
     fn silence_limit(&self) -> Duration {
         // A request may have to wait for the request before it.
         let timing = &self.core.timing;
-        if self.once { timing.attempt * 2 } else { timing.ttl }
+        if self.limit.is_once() { timing.attempt * 2 } else { timing.ttl }
     }
 
     fn target(&self) -> Target {
@@ -797,16 +769,16 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         let ordered = match self.mode {
             Mode::Exclusive => self.fair,
-            Mode::Read | Mode::Write => !self.once,
+            Mode::Read | Mode::Write => !self.limit.is_once(),
             Mode::Permits { .. } => false,
         };
         ordered.then(|| {
-            if self.once {
+            if self.limit.is_once() {
                 // It passes no waiter, and the store keeps nothing of it.
                 return Arrival::new(Duration::ZERO, Duration::ZERO);
             }
             let waited = core.now().saturating_duration_since(self.start);
-            let left = self.longest_wait.saturating_sub(waited);
+            let left = self.limit.longest_wait().saturating_sub(waited);
             Arrival::new(waited, core.arrival_kept(self.mode).min(left))
         })
     }

@@ -1,5 +1,6 @@
 //! What a call asks for, for how long, and what it gets.
 
+use super::SHORT_PAUSE;
 use super::set::SetCall;
 use crate::engine::hold::handoff;
 use crate::engine::machine::count::Share;
@@ -27,6 +28,30 @@ impl WaitLimit {
         match self {
             Self::For(Duration::ZERO) => Self::Once,
             limit => limit,
+        }
+    }
+
+    /// Returns whether it is one attempt.
+    pub(super) fn is_once(self) -> bool {
+        matches!(self, Self::Once)
+    }
+
+    /// Returns the longest time for which the call waits.
+    pub(super) fn longest_wait(self) -> Duration {
+        match self {
+            Self::Once => Duration::ZERO,
+            Self::For(limit) => limit,
+            Self::Forever => Duration::MAX,
+        }
+    }
+
+    /// Returns the longest time for which the call lets waiters of other processes go first.
+    pub(super) fn longest_pause(self) -> Duration {
+        match self {
+            Self::Once => SHORT_PAUSE,
+            // The rest of the time must suffice for a request.
+            Self::For(limit) => (limit / 2).max(SHORT_PAUSE),
+            Self::Forever => Duration::MAX,
         }
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// The first pause after a refusal although the store has no holder is twice this.
+/// The unit of the pauses after a refusal without a holder: 2, 4, 8 of it, and so on.
 const SHORTEST_GAP: Duration = Duration::from_millis(1);
 
 /// The source of hints between two attempts.
@@ -73,7 +73,7 @@ impl<'a> Hints<'a> {
             Self::Subscribing(subscribing) => match subscribing.await {
                 Ok(Some(wakeups)) => *self = Self::Subscribed(Arc::new(wakeups)),
                 Err(error) => {
-                    // By the clock this time, and the next time the store is asked again: also a permission may come back.
+                    // This wait goes by the clock. The next one subscribes again, because a permission may come back.
                     tracing::debug!(name = target.name.as_str(), %error, "no wake-ups yet");
                     *self = Self::NotSubscribed;
                     pending().await

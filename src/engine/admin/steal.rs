@@ -5,7 +5,7 @@
 //! 1. **From the holder that was seen, and from no other.** The request names it. If another came meanwhile, nothing is taken.
 //! 2. **Tokens first.** If the holder is of this manager, its token fires before the request leaves, and a grant that is still
 //!    on its way becomes no hold. If the request fails, the release of that hold is owed to the store.
-//! 3. **One act, one holder id.** A steal is an outermost acquire for the rest of the engine: its [`Attempt`] guards it, so a
+//! 3. **One act, one holder id.** A steal is an outermost acquire for the rest of the engine: its [`AcquireGuard`] guards it, so a
 //!    dropped or unanswered one is released and swept like any other.
 //! 4. **It waits for no turn**: the holder it is meant for may never end. Other calls of this process that ask for the name
 //!    lose their turns with the grant, and wait again.
@@ -16,7 +16,7 @@
 
 use super::revoke::Revoked;
 use crate::engine::acquire::Claim;
-use crate::engine::acquire::attempt::Attempt;
+use crate::engine::acquire::acquire_guard::AcquireGuard;
 use crate::engine::acquire::turn::Turn;
 use crate::engine::hold::handoff;
 use crate::engine::machine::hold::State;
@@ -152,7 +152,7 @@ async fn run<'a>(
         return Ok(None);
     }
     let turn = Turn::seize(&core.queue, name, Mode::Exclusive, core.now());
-    let mut attempt = Attempt::new(core, Target::exclusive(name.clone()), core.draw_holder());
+    let mut attempt = AcquireGuard::new(core, Target::exclusive(name.clone()), core.draw_holder());
     let request = Acquire::new(
         Target::exclusive(name.clone()),
         attempt.holder(),
@@ -218,7 +218,7 @@ fn lose_own(core: &Arc<Core>, name: &Name, own: impl Fn(&Arc<Hold>) -> bool) -> 
 fn begin(
     core: &Arc<Core>,
     options: &Options,
-    attempt: Attempt<'_>,
+    attempt: AcquireGuard<'_>,
     turn: Turn,
     verdict: Acquired,
     report: &CallReport<'_>,

@@ -2,11 +2,11 @@
 //! counts, awaits changes of the mode, deletes descriptions, gives up arrivals, and wakes what the watchdog leaves to it.
 
 use crate::clock::Instant;
-use crate::engine::acquire::attempt::Attempt;
+use crate::engine::acquire::acquire_guard::AcquireGuard;
 use crate::engine::acquire::turn::Turn;
 use crate::engine::hold::readers::ModeChange;
 use crate::engine::hold::record::Record;
-use crate::engine::hold::release::{ReleaseAnswer, flush_to_the_end, yield_to_remote};
+use crate::engine::hold::release::{ReleaseAnswer, release_to_the_end, yield_to_remote};
 use crate::engine::hold::{describe, handoff};
 use crate::engine::machine::mode;
 use crate::engine::machine::name::TurnOutcome;
@@ -49,10 +49,10 @@ impl Work {
         match self.job.take() {
             None => {}
             Some(Job::Wake(wakes)) => wakes.run(core),
-            Some(Job::Flush(hold)) => flush_to_the_end(core, &hold, None).await,
+            Some(Job::Release(hold)) => release_to_the_end(core, &hold, None).await,
             Some(Job::Record { name, holder }) => Record::new(core, name, holder).run().await,
             Some(Job::Finish { hold, verdict }) => {
-                flush_to_the_end(core, &hold, Some(verdict)).await;
+                release_to_the_end(core, &hold, Some(verdict)).await;
             }
             Some(Job::FinishChange { hold, sent, verdict }) => {
                 let mut change = ModeChange::resume(core, &hold, sent, verdict);
@@ -77,7 +77,7 @@ impl Work {
 /// permits, and is released if there is none.
 async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>) {
     let target = sweep.target.clone();
-    let mut attempt = Attempt::resume(core, sweep, verdict);
+    let mut attempt = AcquireGuard::resume(core, sweep, verdict);
     let verdict = attempt.land().await;
     if verdict.is_ok() {
         // Other holds and waiters of the name may be there, and nothing else reports this.

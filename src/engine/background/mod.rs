@@ -266,12 +266,12 @@ fn renewed(
         note_rare(core, &inner.state, now, &verdict);
     }
     let is_described = matches!(verdict, Ok(None)) && describe::is_due(core, hold, &inner, now);
-    let unflushed = hold.update_locked(core, now, inner, Some(group), |state, now| {
+    let unreleased = hold.update_locked(core, now, inner, Some(group), |state, now| {
         state.renewed(&core.timing, now, jitter, renewal, verdict);
-        state.needs_flush()
+        state.needs_release()
     });
-    if unflushed {
-        core.submit(Job::Flush(Arc::clone(hold)));
+    if unreleased {
+        core.submit(Job::Release(Arc::clone(hold)));
     }
     if is_described {
         describe::write_later(core, hold);

@@ -54,7 +54,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Ends one lease of a share; the last one ends the hold for its holder. Returns the phase before that, or
-/// `None` if the hold was handed off. After `Some` the caller flushes.
+/// `None` if the hold was handed off. After `Some` the caller releases it.
 pub(crate) fn leave(
     core: &Arc<Core>,
     hold: &Arc<Hold>,
@@ -142,7 +142,7 @@ pub(super) fn leave_done(
 /// Ends one lease of a share and leaves the rest to the engine.
 pub(crate) fn leave_in_background(core: &Arc<Core>, hold: &Arc<Hold>, share: Share) {
     if leave(core, hold, core.now(), share).is_some() {
-        hold.flush_if_needed(core);
+        hold.release_if_needed(core);
     }
 }
 

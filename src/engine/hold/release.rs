@@ -1,4 +1,4 @@
-//! Flushes a hold: has the store release it.
+//! Releases a hold in the store, for a caller or in the background.
 
 use super::{describe, handoff};
 use crate::clock::Instant;
@@ -25,8 +25,8 @@ use tracing::Level;
 /// The release in flight, if any.
 type Flight = Option<StoreFuture<Released>>;
 
-/// A flush of one hold. Dropping it halfway leaves the rest to the engine.
-struct Flush<'a> {
+/// The release of one hold, tried again until it is confirmed. Dropping it halfway leaves the rest to the engine.
+struct ReleaseLoop<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
     flight: Flight,
@@ -42,9 +42,9 @@ struct Flush<'a> {
     over: bool,
 }
 
-impl Flush<'_> {
+impl ReleaseLoop<'_> {
     fn start(&mut self, mark: Option<Keep>) {
-        let Flush { core, hold, .. } = self;
+        let ReleaseLoop { core, hold, .. } = self;
         // While the name is closed, no waiter needs an arrival.
         let arrival = if mark.is_none() { line::next_arrival(core, hold) } else { None };
         self.arrival_recorded |= arrival.is_some_and(|arrival| !arrival.kept.is_zero());
@@ -151,7 +151,7 @@ pub(in crate::engine) fn yield_to_remote(
     core.queue.released(name, now, heard);
 }
 
-impl Drop for Flush<'_> {
+impl Drop for ReleaseLoop<'_> {
     fn drop(&mut self) {
         let hold = || Arc::clone(self.hold);
         match self.flight.take() {
@@ -160,20 +160,20 @@ impl Drop for Flush<'_> {
                 self.core.submit(Job::Finish { hold: hold(), verdict });
             }
             None if self.over => {}
-            None => self.core.submit(Job::Flush(hold())),
+            None => self.core.submit(Job::Release(hold())),
         }
     }
 }
 
-/// Flushes a hold whose lease ended at `now`, and retries a release for the time of one attempt.
-/// The caller bounds the whole. A future that is dropped before its first poll leaves the flush to
+/// Releases a hold whose lease ended at `now`, and tries again for the time of one attempt.
+/// The caller bounds the whole. A future that is dropped before its first poll leaves the release to
 /// the engine, too.
-fn flush<'a>(
+fn release_for_an_attempt<'a>(
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
     now: Instant,
 ) -> impl Future<Output = Result<()>> + 'a {
-    let mut flushing = Flush {
+    let mut release_loop = ReleaseLoop {
         core,
         hold,
         flight: None,
@@ -183,7 +183,7 @@ fn flush<'a>(
         arrival_recorded: false,
         over: false,
     };
-    async move { finish(&mut flushing, || now + core.timing.attempt).await }
+    async move { finish(&mut release_loop, || now + core.timing.attempt).await }
 }
 
 /// Ends one lease of a share. If it is the last one, waits until the store has confirmed the release, or the hold was
@@ -222,25 +222,25 @@ pub(crate) async fn unlock_done(
 /// Waits for the release of a hold that ended at `now`, and that had this phase then.
 async fn wait(core: &Arc<Core>, hold: &Arc<Hold>, now: Instant, phase: Phase) -> Result<()> {
     if let Phase::Lost(loss) = phase {
-        core.submit(Job::Flush(Arc::clone(hold)));
+        core.submit(Job::Release(Arc::clone(hold)));
         return Err(Error::lost(loss));
     }
-    if !hold.needs_flush() {
+    if !hold.needs_release() {
         // Other leases of the hold are left.
         return Ok(());
     }
     core.ensure_running();
     // A request may have to wait for the request before it, so the limit is two attempts.
-    let flush = pin!(flush(core, hold, now));
-    // Only now: a panic leaves the flush to the engine.
+    let releasing = pin!(release_for_an_attempt(core, hold, now));
+    // Only now: a panic leaves the release to the engine.
     runtime::need();
-    let Some(result) = within(core.timing.attempt * 2, pin!(core.attend(flush))).await else {
+    let Some(result) = within(core.timing.attempt * 2, pin!(core.attend(releasing))).await else {
         return Err(Error::silent());
     };
-    // The flush of another lease, or of the engine, may have found how it ended.
+    // The release of another lease, or of the engine, may have found how it ended.
     let result = result.and_then(|()| hold.release_result());
     if result.is_err() {
-        core.submit(Job::Flush(Arc::clone(hold)));
+        core.submit(Job::Release(Arc::clone(hold)));
     }
     result
 }
@@ -263,21 +263,21 @@ fn apply(
     hold.update_at(core, now, |state, now| state.released(&core.timing, now, verdict))
 }
 
-/// Runs a flush to its end; nothing is left to the engine then.
-async fn finish(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()> {
-    let result = run(flushing, until).await;
-    flushing.over = true;
+/// Runs a release to its end; nothing is left to the engine then.
+async fn finish(release_loop: &mut ReleaseLoop<'_>, until: impl Fn() -> Instant) -> Result<()> {
+    let result = run(release_loop, until).await;
+    release_loop.over = true;
     result
 }
 
-async fn run(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()> {
-    let core = flushing.core;
+async fn run(release_loop: &mut ReleaseLoop<'_>, until: impl Fn() -> Instant) -> Result<()> {
+    let core = release_loop.core;
     let mut failures = 0;
-    while let Some(result) = flushing.step().await {
+    while let Some(result) = release_loop.step().await {
         match result {
             Ok(()) => {}
             // There is nothing left to repeat.
-            Err(error) if flushing.hold.is_over() => return Err(error),
+            Err(error) if release_loop.hold.is_over() => return Err(error),
             Err(error) => {
                 failures += 1;
                 let gap = core.timing.gap(failures, core.jitter());
@@ -289,24 +289,24 @@ async fn run(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()
                     () = tokio::time::sleep(gap) => {}
                     () = core.life.until(Stage::Ending) => {}
                 }
-                flushing.now = core.now();
+                release_loop.now = core.now();
             }
         }
     }
     Ok(())
 }
 
-/// Flushes a hold in the engine, with retries up to `D`, after which the store lets the key expire.
-pub(in crate::engine) async fn flush_to_the_end(
+/// Releases a hold in the background, and tries again up to `D`, after which the store lets the key expire.
+pub(in crate::engine) async fn release_to_the_end(
     core: &Arc<Core>,
     hold: &Arc<Hold>,
     flight: Flight,
 ) {
-    if flight.is_none() && !hold.begin_flush() {
-        // The running flush checks again before it ends.
+    if flight.is_none() && !hold.begin_background_release() {
+        // The one that runs checks again before it ends.
         return;
     }
-    let _flush = BackgroundFlush { core, hold };
+    let _running = BackgroundRelease { core, hold };
     let until = || core.life.bounded(hold.deadline(core));
     let limit = Some(core.timing.attempt * 2);
     let now = core.now();
@@ -314,25 +314,25 @@ pub(in crate::engine) async fn flush_to_the_end(
     let silent = core.queue.silence(&hold.name).is_some();
     // A release in flight may have recorded an arrival.
     let arrival_recorded = flight.is_some() && core.queue.is_fair();
-    let mut flushing =
-        Flush { core, hold, flight, now, limit, silent, arrival_recorded, over: false };
-    match finish(&mut flushing, until).await {
+    let mut release_loop =
+        ReleaseLoop { core, hold, flight, now, limit, silent, arrival_recorded, over: false };
+    match finish(&mut release_loop, until).await {
         Err(error) if !hold.is_over() => hold.give_up(core, &error),
         _ => {}
     }
 }
 
-/// A flush by the engine. Dropping it ends the flush, and submits another one if there is more to
+/// A release by the engine. Dropping it ends the release, and submits another one if there is more to
 /// send.
-struct BackgroundFlush<'a> {
+struct BackgroundRelease<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
 }
 
-impl Drop for BackgroundFlush<'_> {
+impl Drop for BackgroundRelease<'_> {
     fn drop(&mut self) {
-        if self.hold.end_flush() {
-            self.core.submit(Job::Flush(Arc::clone(self.hold)));
+        if self.hold.end_background_release() {
+            self.core.submit(Job::Release(Arc::clone(self.hold)));
         }
     }
 }

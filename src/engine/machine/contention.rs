@@ -589,8 +589,8 @@ pub(super) struct Seeker {
     pub(super) last_ask: Option<LastAsk>,
 }
 
-/// The last request for permits of a call. If a hold is handed off to that call, the next one goes on from there, so that a
-/// crowd whose permits are handed off does not ask the store at each change.
+/// The last request for permits of a call. If a hold is handed off to that call, the next one goes on from there, so that
+/// calls whose permits are handed off do not ask the store at each change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct LastAsk {
     /// The number of the turn that asked, by which the shell keeps what hears of releases for it.

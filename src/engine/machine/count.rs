@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 /// Why a handle cannot enter its hold again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reentry {
+pub(crate) enum ReentryRefusal {
     /// Its mode is being changed; ask again after a change.
     Busy,
     /// The hold is lost while older leases are alive.
@@ -17,7 +17,7 @@ pub(crate) enum Reentry {
     Over,
 }
 
-/// The hold that a record was sent for, as seen by the one that is there when it ends.
+/// Whose record has ended: that of this hold, of one before it in the chain, or of another mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recorder {
     Same,
@@ -86,7 +86,7 @@ impl CountRecord {
     }
 
     /// Returns whether this count needs no further record.
-    pub(super) fn has(&self, count: u32) -> bool {
+    pub(super) fn needs_no_record(&self, count: u32) -> bool {
         match self.recorded {
             Recorded::Known(recorded) | Recorded::Tried(recorded) => recorded == count,
             Recorded::Unknown => false,

@@ -1,6 +1,6 @@
 //! The state machine of a hold: pure transitions over time, without I/O, locks or clocks.
 
-pub(crate) use super::count::{Recorder, Reentry};
+pub(crate) use super::count::{Recorder, ReentryRefusal};
 pub(crate) use super::phase::{ChangeVerdict, DueWork, Phase};
 pub(crate) use super::policy::HoldPolicy;
 pub(crate) use super::release::{Ended, Next};
@@ -118,7 +118,7 @@ impl State {
     }
 
     /// Returns whether a release is due now.
-    pub(in crate::engine) fn needs_flush(&self) -> bool {
+    pub(in crate::engine) fn needs_release(&self) -> bool {
         match self.phase {
             Phase::Releasing => true,
             Phase::Lost(_) => self.release.owed.is_some() && self.live == 0,
@@ -253,7 +253,7 @@ impl State {
         self.keep_delay(timing, now);
         if let Phase::Lost(_) = self.phase {
             let queues = self.release.queue_if_due(self.live, now);
-            return if queues { DueWork::Flush } else { DueWork::Nothing };
+            return if queues { DueWork::Release } else { DueWork::Nothing };
         }
         if self.renewals.is_due(now) { self.renew_or_recall(timing, now) } else { DueWork::Nothing }
     }
@@ -371,11 +371,11 @@ impl State {
         &mut self,
         timing: &Timing,
         now: Instant,
-    ) -> Result<(), Reentry> {
+    ) -> Result<(), ReentryRefusal> {
         self.check_entry(timing, now)?;
         if self.mode_unknown {
             // It may admit others by now, and is about to be released.
-            return Err(Reentry::Over);
+            return Err(ReentryRefusal::Over);
         }
         self.live += 1;
         self.progress(now);
@@ -387,7 +387,7 @@ impl State {
         &mut self,
         timing: &Timing,
         now: Instant,
-    ) -> Result<bool, Reentry> {
+    ) -> Result<bool, ReentryRefusal> {
         self.check_entry(timing, now)?;
         let begins = self.live == 1;
         if begins {
@@ -396,12 +396,12 @@ impl State {
         Ok(begins)
     }
 
-    fn check_entry(&mut self, timing: &Timing, now: Instant) -> Result<(), Reentry> {
+    fn check_entry(&mut self, timing: &Timing, now: Instant) -> Result<(), ReentryRefusal> {
         self.expire(timing, now);
         match self.phase {
-            Phase::Lost(loss) if self.live > 0 => Err(Reentry::Lost(loss)),
-            Phase::Lost(_) | Phase::Releasing | Phase::Released => Err(Reentry::Over),
-            Phase::Held | Phase::AtRisk if self.is_busy() => Err(Reentry::Busy),
+            Phase::Lost(loss) if self.live > 0 => Err(ReentryRefusal::Lost(loss)),
+            Phase::Lost(_) | Phase::Releasing | Phase::Released => Err(ReentryRefusal::Over),
+            Phase::Held | Phase::AtRisk if self.is_busy() => Err(ReentryRefusal::Busy),
             Phase::Held | Phase::AtRisk => Ok(()),
         }
     }
@@ -424,17 +424,19 @@ impl State {
     }
 
     /// Adds a lease of a handle that shares the hold already. Returns why not if it cannot.
-    pub(in crate::engine) fn join_again(&mut self, now: Instant) -> Option<Reentry> {
+    pub(in crate::engine) fn join_again(&mut self, now: Instant) -> Option<ReentryRefusal> {
         match self.phase {
-            Phase::Lost(loss) => Some(Reentry::Lost(loss)),
-            Phase::Held | Phase::AtRisk if self.is_busy() => Some(Reentry::Busy),
+            Phase::Lost(loss) => Some(ReentryRefusal::Lost(loss)),
+            Phase::Held | Phase::AtRisk if self.is_busy() => Some(ReentryRefusal::Busy),
             Phase::Held | Phase::AtRisk if self.is_shared() => {
                 self.live += 1;
                 self.progress(now);
                 None
             }
             // Its mode is not known, and it is about to be released.
-            Phase::Held | Phase::AtRisk | Phase::Releasing | Phase::Released => Some(Reentry::Over),
+            Phase::Held | Phase::AtRisk | Phase::Releasing | Phase::Released => {
+                Some(ReentryRefusal::Over)
+            }
         }
     }
 
@@ -549,7 +551,7 @@ impl State {
     /// Returns the count to record, if the store has another one than this process.
     fn to_record(&self) -> Option<u32> {
         let counts = self.believed() && self.live > 0 && !self.mode_unknown && !self.is_busy();
-        Some(self.live).filter(|live| counts && !self.record.has(*live))
+        Some(self.live).filter(|live| counts && !self.record.needs_no_record(*live))
     }
 
     /// Returns whether a record of the count is to be submitted, which counts as submitted from now on.
@@ -729,14 +731,14 @@ impl State {
 
 /// The release.
 impl State {
-    /// Begins a flush by the engine. Returns whether none is running yet.
-    pub(in crate::engine) fn begin_flush(&mut self) -> bool {
-        self.release.begin_flush()
+    /// Begins a release by the engine. Returns whether none is running yet.
+    pub(in crate::engine) fn begin_background_release(&mut self) -> bool {
+        self.release.begin_background_release()
     }
 
-    /// Ends a flush by the engine.
-    pub(in crate::engine) fn end_flush(&mut self) {
-        self.release.end_flush();
+    /// Ends a release by the engine.
+    pub(in crate::engine) fn end_background_release(&mut self) {
+        self.release.end_background_release();
     }
 
     /// Begins the release, if it is due. After [`Next::Release`] the verdict must follow.
@@ -1049,7 +1051,7 @@ mod tests {
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert_eq!(state.wake_at(&timing()), Some(at(988)));
         assert_eq!(state.begin_release(&timing(), at(950)), Next::Nothing, "the lease is alive");
-        assert_eq!(state.tick(&timing(), at(988)), DueWork::Flush);
+        assert_eq!(state.tick(&timing(), at(988)), DueWork::Release);
         assert_eq!(state.begin_release(&timing(), at(988)), Next::Release);
     }
 
@@ -1058,7 +1060,7 @@ mod tests {
         let mut state = held();
         assert_eq!(state.leave(&timing(), at(10)), Phase::Held);
         assert_eq!(state.phase(), Phase::Releasing);
-        assert_eq!(state.enter_again(&timing(), at(11)), Err(Reentry::Over));
+        assert_eq!(state.enter_again(&timing(), at(11)), Err(ReentryRefusal::Over));
         assert_eq!(state.begin_release(&timing(), at(11)), Next::Release);
         assert_eq!(state.begin_release(&timing(), at(11)), Next::Busy);
         assert!(!state.is_over());
@@ -1166,8 +1168,8 @@ mod tests {
         assert_eq!(entered().begin_mode_change(&timing(), at(11)), Ok(false));
         let mut state = held();
         assert_eq!(state.begin_mode_change(&timing(), at(11)), Ok(true));
-        assert_eq!(state.enter_again(&timing(), at(12)), Err(Reentry::Busy));
-        assert_eq!(state.begin_mode_change(&timing(), at(12)), Err(Reentry::Busy));
+        assert_eq!(state.enter_again(&timing(), at(12)), Err(ReentryRefusal::Busy));
+        assert_eq!(state.begin_mode_change(&timing(), at(12)), Err(ReentryRefusal::Busy));
         state.leave(&timing(), at(13));
         assert_eq!(state.phase(), Phase::Held, "the verdict decides");
         assert!(state.end_mode_change(&timing(), at(14), 0.0, unchanged(Fate::Unknown)).is_err());
@@ -1180,7 +1182,9 @@ mod tests {
 
     #[test]
     fn hold_whose_mode_is_unknown_is_not_entered_again() {
-        for (fate, enters) in [(Fate::NotExecuted, Ok(())), (Fate::Unknown, Err(Reentry::Over))] {
+        for (fate, enters) in
+            [(Fate::NotExecuted, Ok(())), (Fate::Unknown, Err(ReentryRefusal::Over))]
+        {
             let mut state = held();
             state.begin_mode_change(&timing(), at(10)).unwrap();
             state.end_mode_change(&timing(), at(20), 0.0, unchanged(fate)).unwrap_err();
@@ -1207,9 +1211,9 @@ mod tests {
         assert_eq!(state.tick(&timing(), at(200)), DueWork::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold));
         assert_eq!(state.begin_release(&timing(), at(250)), Next::Nothing, "the lease is alive");
-        assert_eq!(state.enter_again(&timing(), at(250)), Err(Reentry::Lost(Loss::MaxHold)));
+        assert_eq!(state.enter_again(&timing(), at(250)), Err(ReentryRefusal::Lost(Loss::MaxHold)));
         assert_eq!(state.wake_at(&timing()), Some(at(300)));
-        assert_eq!(state.tick(&timing(), at(300)), DueWork::Flush);
+        assert_eq!(state.tick(&timing(), at(300)), DueWork::Release);
         assert_eq!(state.tick(&timing(), at(301)), DueWork::Nothing, "once");
         assert_eq!(state.begin_release(&timing(), at(301)), Next::Release);
         state.released(&timing(), at(302), Ok(None)).unwrap();
@@ -1410,7 +1414,7 @@ mod tests {
         let mut state = held();
         state.begin_mode_change(&timing(), at(10)).unwrap();
         state.lose(Loss::Closed, Some(at(900)));
-        assert_eq!(state.tick(&timing(), at(900)), DueWork::Flush);
+        assert_eq!(state.tick(&timing(), at(900)), DueWork::Release);
         let end = state.wake_at(&timing()).expect("it is checked again");
         assert!(end > at(988) && !state.is_over());
         assert_eq!(state.tick(&timing(), end), DueWork::Nothing);
@@ -1477,12 +1481,12 @@ mod tests {
     }
 
     #[test]
-    fn flush_runs_once_at_a_time() {
+    fn background_release_runs_once_at_a_time() {
         let mut state = held();
-        assert!(state.begin_flush());
-        assert!(!state.begin_flush());
-        state.end_flush();
-        assert!(state.begin_flush());
+        assert!(state.begin_background_release());
+        assert!(!state.begin_background_release());
+        state.end_background_release();
+        assert!(state.begin_background_release());
     }
 
     /// A read hold with one lease, at its best.
@@ -1496,10 +1500,10 @@ mod tests {
     fn read_hold_is_joined_while_it_is_as_good_as_new() {
         let mut state = read();
         assert!(state.join(&timing(), at(99)) && state.live() == 2);
-        assert!(!state.needs_flush(), "the store counts one");
+        assert!(!state.needs_release(), "the store counts one");
         assert!(!state.join(&timing(), at(100)), "after T/10 the store is asked");
         state.leave(&timing(), at(100));
-        assert!(!state.needs_flush());
+        assert!(!state.needs_release());
         state.leave(&timing(), at(100));
         assert_eq!((state.begin_release(&timing(), at(100)), state.live()), (Next::Release, 0));
         assert!(!state.join(&timing(), at(50)), "it is being released");
@@ -1541,7 +1545,10 @@ mod tests {
         verdict(&mut state, 340, attempt, 333, Err(unavailable()));
         assert_eq!((state.join_again(at(350)), state.live()), (None, 2));
         state.lose(Loss::Gone, None);
-        assert_eq!((state.join_again(at(350)), state.live()), (Some(Reentry::Lost(Loss::Gone)), 2));
+        assert_eq!(
+            (state.join_again(at(350)), state.live()),
+            (Some(ReentryRefusal::Lost(Loss::Gone)), 2)
+        );
     }
 
     const LINGER: Duration = Duration::from_millis(20);
@@ -1561,7 +1568,7 @@ mod tests {
         assert_eq!(next.begin_renewal(&timing(), at(60)), DueWork::Nothing);
         assert_eq!(next.tick(&timing(), at(69)), DueWork::Nothing);
         assert_eq!(next.tick(&timing(), at(70)), DueWork::TakenBack);
-        assert_eq!((next.phase(), next.needs_flush()), (Phase::Releasing, true));
+        assert_eq!((next.phase(), next.needs_release()), (Phase::Releasing, true));
     }
 
     #[test]
@@ -1629,7 +1636,7 @@ mod tests {
             assert!(!next.may_hand_off(&timing(), at(late), 9), "{late}");
             next.leave(&timing(), at(late));
             assert_eq!(next.is_over(), late == 5_000, "expired by then");
-            assert_eq!(next.needs_flush(), late != 5_000);
+            assert_eq!(next.needs_release(), late != 5_000);
         }
     }
 
@@ -1639,7 +1646,7 @@ mod tests {
             let (_, mut next) = rests(held(), LINGER).unwrap();
             next.lose(loss, owed);
             assert_eq!((next.live(), next.is_resting()), (0, true));
-            assert_eq!((next.needs_flush(), next.is_over()), (owed.is_some(), owed.is_none()));
+            assert_eq!((next.needs_release(), next.is_over()), (owed.is_some(), owed.is_none()));
             next.end_rest(at(60), at(333));
             assert!(!next.may_hand_off(&timing(), at(60), 9));
         }

@@ -22,8 +22,8 @@ pub(crate) enum Phase {
 pub(crate) enum DueWork {
     Nothing,
     Renew(RenewalAttempt),
-    Flush,
-    /// Flush it: its waiter did not accept it in time.
+    Release,
+    /// Release it: its waiter did not accept it in time.
     TakenBack,
 }
 

@@ -32,7 +32,7 @@ enum Cleanup {
     Idle,
     /// The watchdog has submitted it.
     Queued,
-    /// A flush is running, one at a time, so that the gaps between attempts hold. The watchdog may
+    /// The engine releases it, one task at a time, so that the gaps between attempts hold. The watchdog may
     /// have submitted another one meanwhile.
     Running { queued: bool },
 }
@@ -83,14 +83,14 @@ impl Release {
         queues
     }
 
-    /// Begins a flush by the engine. Returns whether none is running yet.
-    pub(super) fn begin_flush(&mut self) -> bool {
+    /// Begins a release by the engine. Returns whether none is running yet.
+    pub(super) fn begin_background_release(&mut self) -> bool {
         let running = Cleanup::Running { queued: self.is_queued() };
         !matches!(std::mem::replace(&mut self.cleanup, running), Cleanup::Running { .. })
     }
 
-    /// Ends a flush by the engine.
-    pub(super) fn end_flush(&mut self) {
+    /// Ends a release by the engine.
+    pub(super) fn end_background_release(&mut self) {
         self.cleanup = if self.is_queued() { Cleanup::Queued } else { Cleanup::Idle };
     }
 

@@ -11,7 +11,9 @@ use crate::clock::Instant;
 use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::contention::HolderSlot;
 use crate::engine::machine::count::{Share, Shares};
-use crate::engine::machine::hold::{ChangeVerdict, Ended, Next, Phase, Recorder, Reentry, State};
+use crate::engine::machine::hold::{
+    ChangeVerdict, Ended, Next, Phase, Recorder, ReentryRefusal, State,
+};
 use crate::engine::machine::mode;
 use crate::engine::machine::timing::Timing;
 use crate::error::{Error, Loss, Result};
@@ -394,17 +396,17 @@ impl Hold {
         self.until(|hold| hold.is_over().then_some(())).await;
     }
 
-    /// Returns whether the engine may begin to flush the hold: one flush at a time.
-    /// [`Hold::end_flush`] must follow.
-    pub(crate) fn begin_flush(&self) -> bool {
-        self.lock().state.begin_flush()
+    /// Begins the release of the hold by the engine. Returns whether none is running yet: one at a time.
+    /// [`Hold::end_background_release`] must follow.
+    pub(crate) fn begin_background_release(&self) -> bool {
+        self.lock().state.begin_background_release()
     }
 
-    /// Ends a flush. Returns whether there is more to flush.
-    pub(crate) fn end_flush(&self) -> bool {
+    /// Ends the release by the engine. Returns whether there is more to release.
+    pub(crate) fn end_background_release(&self) -> bool {
         let mut inner = self.lock();
-        inner.state.end_flush();
-        inner.state.needs_flush()
+        inner.state.end_background_release();
+        inner.state.needs_release()
     }
 
     /// Begins the release, if it is due. Returns with it the mark that it leaves. After [`Next::Release`],
@@ -728,13 +730,13 @@ impl Hold {
             let owed = (!deletes).then(|| now + core.timing.grace);
             state.lose(loss, owed);
         });
-        self.flush_if_needed(core);
+        self.release_if_needed(core);
     }
 
     /// Owes a release to the store after all: `force_unlock` may not have deleted the key.
     pub(crate) fn owe(self: &Arc<Self>, core: &Arc<Core>) {
         self.update(core, |state, now| state.owe(now + core.timing.grace));
-        self.flush_if_needed(core);
+        self.release_if_needed(core);
     }
 
     /// Begins the `min_hold` of its handle, if it has one, and the limits that have not begun with the grant: the caller
@@ -780,18 +782,18 @@ impl Hold {
     }
 
     /// Returns whether a release is due.
-    pub(in crate::engine) fn needs_flush(&self) -> bool {
-        self.lock().state.needs_flush()
+    pub(in crate::engine) fn needs_release(&self) -> bool {
+        self.lock().state.needs_release()
     }
 
-    pub(in crate::engine) fn flush_if_needed(self: &Arc<Self>, core: &Core) {
-        if self.needs_flush() {
-            core.submit(Job::Flush(Arc::clone(self)));
+    pub(in crate::engine) fn release_if_needed(self: &Arc<Self>, core: &Core) {
+        if self.needs_release() {
+            core.submit(Job::Release(Arc::clone(self)));
         }
     }
 
     /// Adds a lease of the handle that has the hold. Returns why not if it cannot.
-    pub(crate) fn enter_again(self: &Arc<Self>, core: &Arc<Core>) -> Result<(), Reentry> {
+    pub(crate) fn enter_again(self: &Arc<Self>, core: &Arc<Core>) -> Result<(), ReentryRefusal> {
         self.update(core, |state, now| state.enter_again(&core.timing, now))
     }
 
@@ -800,7 +802,7 @@ impl Hold {
     pub(in crate::engine) fn begin_mode_change(
         self: &Arc<Self>,
         core: &Arc<Core>,
-    ) -> Result<bool, Reentry> {
+    ) -> Result<bool, ReentryRefusal> {
         self.update(core, |state, now| state.begin_mode_change(&core.timing, now))
     }
 
@@ -813,7 +815,7 @@ impl Hold {
         let result = self.update(core, |state, now| {
             state.end_mode_change(&core.timing, now, core.jitter(), verdict)
         });
-        self.flush_if_needed(core);
+        self.release_if_needed(core);
         result
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// A job for the engine.
 pub(crate) enum Job {
     /// Release a hold.
-    Flush(Arc<Hold>),
+    Release(Arc<Hold>),
     /// Wake the calls that wait for names, and the observers, after changes that the watchdog has made.
     Wake(Wakes),
     /// Record the count of the hold that has this holder id.

@@ -10,7 +10,7 @@
 //! 2. **No gap at a release.** Waiters behind a hold of this process do not ask, so they are not in the line. The release
 //!    records the arrival of the first of them in the same step, before a waiter elsewhere can ask.
 //! 3. **An arrival without a waiter is given up.** The waiter that asked does that when it goes
-//!    ([`Attempt`](crate::engine::acquire::attempt::Attempt)), after the answer to its last request, and records the arrival
+//!    ([`AcquireGuard`](crate::engine::acquire::acquire_guard::AcquireGuard)), after the answer to its last request, and records the arrival
 //!    of the next waiter instead, if there is one. An arrival that was recorded for a waiter that does not ask yet is open
 //!    until it does. If that one goes before, it does the same ([`OpenArrival`]).
 //! 4. **All of that may fail.** Then the arrival lapses, which delays other processes, and breaks no promise.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// An outermost acquire: all requests of one holder id, until it is granted or given up. Dropping it
 /// leaves cleanup to the engine.
-pub(crate) struct Attempt<'a> {
+pub(crate) struct AcquireGuard<'a> {
     core: &'a Arc<Core>,
     sweep: Sweep,
     flight: Option<StoreFuture<Acquired>>,
@@ -27,7 +27,7 @@ pub(crate) struct Attempt<'a> {
     since: Instant,
 }
 
-impl<'a> Attempt<'a> {
+impl<'a> AcquireGuard<'a> {
     pub(crate) fn new(core: &'a Arc<Core>, target: Target, holder: HolderId) -> Self {
         Self { core, sweep: Sweep::new(target, holder), flight: None, since: Instant::ZERO }
     }
@@ -123,7 +123,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-impl Drop for Attempt<'_> {
+impl Drop for AcquireGuard<'_> {
     fn drop(&mut self) {
         let sweep = &self.sweep;
         match self.flight.take() {

@@ -30,7 +30,7 @@
 //!    ends, a call that waits or holds on another runtime restarts them there. Until then, and
 //!    while that runtime is blocked, the fallback watchdog ([`run`]) fires the tokens.
 //! 10. **Only `close` closes.** A panic in a poll of the engine is distinguished from a panic
-//!     elsewhere ([`run::guarded`]). It fires the tokens, and later calls return an error that names the
+//!     elsewhere (`guarded` in [`run`]). It fires the tokens, and later calls return an error that names the
 //!     panic.
 //! 11. **Fencing tokens never go back**, in any mode: each grant has a larger one than every grant that was complete when it
 //!     began, across expiry, deletion, flush, failover and restart, unless a server's clock steps back. A hand-off has a token

@@ -16,7 +16,7 @@ pub(crate) use wait::Polling;
 use super::hold::{handoff, readers, renew};
 use super::machine::chain::HandoffScope;
 use super::machine::count::Share;
-use super::machine::hold::NoReentry;
+use super::machine::hold::NoEntry;
 use super::machine::mode;
 use super::machine::name::TurnOutcome;
 use super::shared::core::Core;
@@ -232,14 +232,14 @@ impl<'core> AcquireLoop<'_, 'core> {
             };
             match entered {
                 Ok(()) => return Ok(Some(Claim::new(core, Arc::clone(hold), share))),
-                Err(NoReentry::Busy) => {
+                Err(NoEntry::Busy) => {
                     // A silence is the store's: it has not answered the request of this handle to change the mode.
                     self.answered.store(false, Ordering::Relaxed);
                     let idle = timeout(self.silence_limit(), hold.until_idle()).await;
                     idle.map_err(|_| Error::silent())?;
                 }
-                Err(NoReentry::Lost(loss)) => return Err(Error::lost(loss)),
-                Err(NoReentry::Over) => {
+                Err(NoEntry::Lost(loss)) => return Err(Error::lost(loss)),
+                Err(NoEntry::Over) => {
                     // The release of this handle may still be in flight; `try_lock` waits for it instead of reporting
                     // contention.
                     if self.limit.is_once() && !mode::is_joined(hold.mode) {

@@ -29,7 +29,7 @@
 
 use crate::clock::Instant;
 use crate::engine::machine::count::{Share, Shares};
-use crate::engine::machine::hold::{ChangeVerdict, NoReentry, Phase};
+use crate::engine::machine::hold::{ChangeVerdict, NoEntry, Phase};
 use crate::engine::machine::mode;
 use crate::engine::shared::calls;
 use crate::engine::shared::core::Core;
@@ -92,12 +92,12 @@ pub(in crate::engine) fn join_again(
     core: &Arc<Core>,
     hold: &Arc<Hold>,
     share: Share,
-) -> Result<(), NoReentry> {
+) -> Result<(), NoEntry> {
     // Applies the clock.
     hold.phase(core);
     let mut inner = hold.lock();
     if inner.count_of(share) == 0 {
-        return Err(NoReentry::Over);
+        return Err(NoEntry::Over);
     }
     match inner.state.join_again(core.now()) {
         None => {
@@ -164,9 +164,9 @@ async fn ask_to_convert(
             Ok(true) => break,
             // It has other leases.
             Ok(false) => return Ok(Converted::Refused),
-            Err(NoReentry::Busy) => hold.until_idle().await,
-            Err(NoReentry::Lost(loss)) => return Err(Error::lost(loss)),
-            Err(NoReentry::Over) => {
+            Err(NoEntry::Busy) => hold.until_idle().await,
+            Err(NoEntry::Lost(loss)) => return Err(Error::lost(loss)),
+            Err(NoEntry::Over) => {
                 let message = "the lease has ended, so its mode cannot be changed; lock again in the mode that you need";
                 return Err(Error::new(ErrorKind::Invalid, message));
             }

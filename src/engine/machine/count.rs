@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 /// Why a handle cannot enter its hold again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoReentry {
+pub(crate) enum NoEntry {
     /// Its mode is being changed; ask again after a change.
     Busy,
     /// The hold is lost while older leases are alive.

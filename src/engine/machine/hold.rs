@@ -1,6 +1,6 @@
 //! The state machine of a hold: pure transitions over time, without I/O, locks or clocks.
 
-pub(crate) use super::count::{NoReentry, Recorder};
+pub(crate) use super::count::{NoEntry, Recorder};
 pub(crate) use super::phase::{ChangeVerdict, DueWork, Phase};
 pub(crate) use super::policy::HoldPolicy;
 pub(crate) use super::release::{Ended, Next};
@@ -371,11 +371,11 @@ impl State {
         &mut self,
         timing: &Timing,
         now: Instant,
-    ) -> Result<(), NoReentry> {
+    ) -> Result<(), NoEntry> {
         self.check_entry(timing, now)?;
         if self.mode_unknown {
             // It may admit others by now, and is about to be released.
-            return Err(NoReentry::Over);
+            return Err(NoEntry::Over);
         }
         self.live += 1;
         self.progress(now);
@@ -387,7 +387,7 @@ impl State {
         &mut self,
         timing: &Timing,
         now: Instant,
-    ) -> Result<bool, NoReentry> {
+    ) -> Result<bool, NoEntry> {
         self.check_entry(timing, now)?;
         let begins = self.live == 1;
         if begins {
@@ -396,12 +396,12 @@ impl State {
         Ok(begins)
     }
 
-    fn check_entry(&mut self, timing: &Timing, now: Instant) -> Result<(), NoReentry> {
+    fn check_entry(&mut self, timing: &Timing, now: Instant) -> Result<(), NoEntry> {
         self.expire(timing, now);
         match self.phase {
-            Phase::Lost(loss) if self.live > 0 => Err(NoReentry::Lost(loss)),
-            Phase::Lost(_) | Phase::Releasing | Phase::Released => Err(NoReentry::Over),
-            Phase::Held | Phase::AtRisk if self.is_busy() => Err(NoReentry::Busy),
+            Phase::Lost(loss) if self.live > 0 => Err(NoEntry::Lost(loss)),
+            Phase::Lost(_) | Phase::Releasing | Phase::Released => Err(NoEntry::Over),
+            Phase::Held | Phase::AtRisk if self.is_busy() => Err(NoEntry::Busy),
             Phase::Held | Phase::AtRisk => Ok(()),
         }
     }
@@ -424,19 +424,17 @@ impl State {
     }
 
     /// Adds a lease of a handle that shares the hold already. Returns why not if it cannot.
-    pub(in crate::engine) fn join_again(&mut self, now: Instant) -> Option<NoReentry> {
+    pub(in crate::engine) fn join_again(&mut self, now: Instant) -> Option<NoEntry> {
         match self.phase {
-            Phase::Lost(loss) => Some(NoReentry::Lost(loss)),
-            Phase::Held | Phase::AtRisk if self.is_busy() => Some(NoReentry::Busy),
+            Phase::Lost(loss) => Some(NoEntry::Lost(loss)),
+            Phase::Held | Phase::AtRisk if self.is_busy() => Some(NoEntry::Busy),
             Phase::Held | Phase::AtRisk if self.is_shared() => {
                 self.live += 1;
                 self.progress(now);
                 None
             }
             // Its mode is not known, and it is about to be released.
-            Phase::Held | Phase::AtRisk | Phase::Releasing | Phase::Released => {
-                Some(NoReentry::Over)
-            }
+            Phase::Held | Phase::AtRisk | Phase::Releasing | Phase::Released => Some(NoEntry::Over),
         }
     }
 
@@ -1060,7 +1058,7 @@ mod tests {
         let mut state = held();
         assert_eq!(state.leave(&timing(), at(10)), Phase::Held);
         assert_eq!(state.phase(), Phase::Releasing);
-        assert_eq!(state.enter_again(&timing(), at(11)), Err(NoReentry::Over));
+        assert_eq!(state.enter_again(&timing(), at(11)), Err(NoEntry::Over));
         assert_eq!(state.begin_release(&timing(), at(11)), Next::Release);
         assert_eq!(state.begin_release(&timing(), at(11)), Next::Busy);
         assert!(!state.is_over());
@@ -1168,8 +1166,8 @@ mod tests {
         assert_eq!(entered().begin_mode_change(&timing(), at(11)), Ok(false));
         let mut state = held();
         assert_eq!(state.begin_mode_change(&timing(), at(11)), Ok(true));
-        assert_eq!(state.enter_again(&timing(), at(12)), Err(NoReentry::Busy));
-        assert_eq!(state.begin_mode_change(&timing(), at(12)), Err(NoReentry::Busy));
+        assert_eq!(state.enter_again(&timing(), at(12)), Err(NoEntry::Busy));
+        assert_eq!(state.begin_mode_change(&timing(), at(12)), Err(NoEntry::Busy));
         state.leave(&timing(), at(13));
         assert_eq!(state.phase(), Phase::Held, "the verdict decides");
         assert!(state.end_mode_change(&timing(), at(14), 0.0, unchanged(Fate::Unknown)).is_err());
@@ -1182,7 +1180,7 @@ mod tests {
 
     #[test]
     fn hold_whose_mode_is_unknown_is_not_entered_again() {
-        for (fate, enters) in [(Fate::NotExecuted, Ok(())), (Fate::Unknown, Err(NoReentry::Over))] {
+        for (fate, enters) in [(Fate::NotExecuted, Ok(())), (Fate::Unknown, Err(NoEntry::Over))] {
             let mut state = held();
             state.begin_mode_change(&timing(), at(10)).unwrap();
             state.end_mode_change(&timing(), at(20), 0.0, unchanged(fate)).unwrap_err();
@@ -1209,7 +1207,7 @@ mod tests {
         assert_eq!(state.tick(&timing(), at(200)), DueWork::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold));
         assert_eq!(state.begin_release(&timing(), at(250)), Next::Nothing, "the lease is alive");
-        assert_eq!(state.enter_again(&timing(), at(250)), Err(NoReentry::Lost(Loss::MaxHold)));
+        assert_eq!(state.enter_again(&timing(), at(250)), Err(NoEntry::Lost(Loss::MaxHold)));
         assert_eq!(state.wake_at(&timing()), Some(at(300)));
         assert_eq!(state.tick(&timing(), at(300)), DueWork::Release);
         assert_eq!(state.tick(&timing(), at(301)), DueWork::Nothing, "once");
@@ -1543,10 +1541,7 @@ mod tests {
         verdict(&mut state, 340, attempt, 333, Err(unavailable()));
         assert_eq!((state.join_again(at(350)), state.live()), (None, 2));
         state.lose(Loss::Gone, None);
-        assert_eq!(
-            (state.join_again(at(350)), state.live()),
-            (Some(NoReentry::Lost(Loss::Gone)), 2)
-        );
+        assert_eq!((state.join_again(at(350)), state.live()), (Some(NoEntry::Lost(Loss::Gone)), 2));
     }
 
     const LINGER: Duration = Duration::from_millis(20);

@@ -11,7 +11,7 @@ use crate::clock::Instant;
 use crate::engine::machine::chain::HandoffScope;
 use crate::engine::machine::contention::HolderSlot;
 use crate::engine::machine::count::{Share, Shares};
-use crate::engine::machine::hold::{ChangeVerdict, Ended, Next, NoReentry, Phase, Recorder, State};
+use crate::engine::machine::hold::{ChangeVerdict, Ended, Next, NoEntry, Phase, Recorder, State};
 use crate::engine::machine::mode;
 use crate::engine::machine::timing::Timing;
 use crate::error::{Error, Loss, Result};
@@ -791,7 +791,7 @@ impl Hold {
     }
 
     /// Adds a lease of the handle that has the hold. Returns why not if it cannot.
-    pub(crate) fn enter_again(self: &Arc<Self>, core: &Arc<Core>) -> Result<(), NoReentry> {
+    pub(crate) fn enter_again(self: &Arc<Self>, core: &Arc<Core>) -> Result<(), NoEntry> {
         self.update(core, |state, now| state.enter_again(&core.timing, now))
     }
 
@@ -800,7 +800,7 @@ impl Hold {
     pub(in crate::engine) fn begin_mode_change(
         self: &Arc<Self>,
         core: &Arc<Core>,
-    ) -> Result<bool, NoReentry> {
+    ) -> Result<bool, NoEntry> {
         self.update(core, |state, now| state.begin_mode_change(&core.timing, now))
     }
 

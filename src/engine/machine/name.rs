@@ -15,8 +15,8 @@
 //! 4. **A late grant counts.** A call whose turn was reclaimed keeps the grant of its request, unless another hold excludes
 //!    it or the name was forced open meanwhile. The turns that it excludes end, and their calls are woken.
 //! 5. **A turn that was reclaimed ends without effect.** Numbers are never drawn twice, so it cannot end another one.
-//! 6. **A hold is never lost on the way.** One that was offered is accepted, or it is in [`Effects::returned`]. One that is
-//!    removed from the name is in [`Effects::dropped`].
+//! 6. **A hold is never lost on the way.** One that was offered is accepted, or it is an [`Effect::Return`]. One that is
+//!    removed from the name is an [`Effect::Drop`].
 //! 7. **A hold is handed off in its slot**, to the first waiter that is polled, if its mode, its `lock_delay` and its place in
 //!    the line allow it. Otherwise it is handed off to no waiter: none is overtaken.
 //! 8. **Readers join in order.** A waiter joins the youngest read hold when all before it have been admitted. Until it has

@@ -855,7 +855,7 @@ impl Queue {
 #[cfg(test)]
 impl Queue {
     /// Returns whether nothing is kept for any name.
-    fn is_empty(&self) -> bool {
+    pub(in crate::engine) fn is_empty(&self) -> bool {
         let queue = self.lock();
         queue.names.is_empty() && queue.wakers.size().0 == 0 && queue.subscriptions.size().0 == 0
     }

@@ -1,7 +1,8 @@
 //! Reports to observers and counters what happens.
 //!
-//! A part of the engine that has something to report calls [`publish`], or [`Hold::happened`] for what is counted too. Neither
-//! runs an observer. While there is none, an event costs one branch.
+//! A part of the engine that has something to report calls [`publish`], or
+//! [`Hold::happened`](super::hold::Hold::happened) for what is counted too. Neither runs an observer. While there is none, an
+//! event costs one branch.
 
 use super::core::Core;
 use super::options::Options;

@@ -256,7 +256,7 @@ impl MultiLock {
     /// # Errors
     ///
     /// As [`lock`](MultiLock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of
-    /// the store.
+    /// the store for one of the names, also if another one is held.
     ///
     /// # Panics
     ///
@@ -330,6 +330,7 @@ impl MultiLock {
         let options = self.options.clone();
         let spec = AcquireSpec::from(Mode::Exclusive).with(&options).at(caller);
         let core = &engine.core;
+        let limit = limit.simplified();
         let start = core.now();
         let passed = || core.now().saturating_duration_since(start);
         let left = || match limit {
@@ -341,6 +342,7 @@ impl MultiLock {
         let mut atomic = self.atomic;
         let mut awaited = None;
         let mut refusals = 0;
+        let mut tried = false;
         let mut heard = None;
         let is_recent =
             |heard: Instant| core.now().saturating_duration_since(heard) < core.timing.attempt;
@@ -348,7 +350,7 @@ impl MultiLock {
             // Boxed: the future of a call for each name is large.
             let round = Box::pin(self.ask_all(spec, awaited.take(), atomic));
             let round = match left() {
-                WaitLimit::Once if refusals > 0 => return Ok(None),
+                WaitLimit::Once if tried && !matches!(limit, WaitLimit::Once) => return Ok(None),
                 // A round ends soon, unless the store does not answer.
                 WaitLimit::For(left) => match timeout(left, round).await {
                     Ok(round) => round,
@@ -362,6 +364,7 @@ impl MultiLock {
                 },
                 _ => round.await,
             };
+            tried = true;
             let round = match round {
                 // A user may lack the permission for one of the keys, which the server does not name: ask for each alone.
                 Err(error) if atomic && error.kind() == ErrorKind::Denied => {

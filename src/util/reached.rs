@@ -205,6 +205,10 @@ rare_states! {
     RedisClientReplaced,
     /// A request took so long that nothing says whether the server or this process stood still.
     RedisSilenceInDoubt,
+    /// A silent connection for renewals stayed in use, because there was nothing to log in with for the next one.
+    RedisSilenceOutlived,
+    /// A client waited for a socket that takes no more data, and its task was ended.
+    RedisClientStuck,
     /// A request was redirected, because its slot has moved.
     RedisMoved,
     /// A request was redirected, because its key has moved.

@@ -339,6 +339,26 @@ async fn time_limit_that_passes_while_not_polled_ends_the_call() {
     assert!(took < MOMENT, "{took:?}");
 }
 
+/// A name was lost before the answer for the other one came.
+#[tokio::test(start_paused = true)]
+async fn time_limit_that_has_passed_allows_no_second_round() {
+    let setup = Setup::one_by_one();
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("b"));
+    let mut lock = both(&setup.leases);
+    let mut call = Box::pin(lock.lock_timeout(ATTEMPT / 2));
+    for _ in 0..20 {
+        assert!(poll_once(call.as_mut()).await.is_pending());
+        settle().await;
+    }
+    assert!(setup.leases.force_unlock("a", "a test").await.unwrap());
+    setup.faults.heal();
+    sleep(ATTEMPT).await;
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+    let (took, result) = timed(call).await;
+    assert!(result.unwrap().is_none());
+    assert!(took < MOMENT, "{took:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn call_dropped_at_each_poll_leaves_nothing() {
     for polls in 0..40 {

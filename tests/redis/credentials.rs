@@ -1,6 +1,7 @@
 //! Credentials that change while a manager runs.
 
 use super::{lock, millis};
+use kit::reached::Must;
 use kit::trace::Trace;
 use kit::{Cluster, Mode, Proxy, Sentinels, Server, eventually, in_line, look, within};
 use leasehold::store::{ConnectOptions, MemoryStore, RedisStore};
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -22,6 +23,8 @@ const T: Duration = Duration::from_secs(4);
 /// Where no connection may be lost: a request that has no answer for a tenth of it costs the connection, and a busy machine may
 /// stand still for the 400 ms that this is with [`T`].
 const PATIENT: Duration = Duration::from_secs(10);
+/// How many leases one socket cannot take the renewals of.
+const MANY: usize = 8_000;
 
 /// What the provider does.
 #[derive(Clone, Debug, PartialEq)]
@@ -368,32 +371,96 @@ async fn provider_that_is_broken_delays_nothing_that_works() {
     }
 }
 
-/// A server that stood still for a moment would cost the only connection there is.
+/// A server that stands still for a moment costs the connection for requests, and no lease: that for renewals goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_connection_is_kept_while_the_provider_is_broken() {
+async fn leases_outlive_a_silence_while_the_provider_is_broken() {
+    let _reached = Must::reach("RedisSilenceOutlived");
     let Proxied { server, vault, proxy, leases } = Proxied::start(PATIENT * 100).await;
     let held = lock(&leases, "held").await;
-    let requests = connections(&server, false);
-    let load = Load::start(&leases);
-    let silence = async || {
-        proxy.set(Mode::HoldReplies);
-        // Longer than an attempt.
-        sleep(PATIENT / 10 * 3 / 2).await;
-        proxy.set(Mode::Pass);
-        load.goes_on().await;
-        is_held(&held);
-    };
     for does in [Does::Fails, Does::Hangs, Does::Panics] {
+        let before = connections(&server, false);
         let asked = vault.set(does.clone());
-        silence().await;
+        // A renewal is sent meanwhile, and has no answer for an attempt.
+        proxy.set(Mode::HoldReplies);
+        sleep(PATIENT / 2).await;
+        proxy.set(Mode::Pass);
         assert!(vault.asked().len() > asked, "{does:?}");
-        assert!(connections(&server, false).is_superset(&requests), "{does:?}");
+        sleep(PATIENT).await;
+        is_held(&held);
+        assert!(!connections(&server, false).is_disjoint(&before), "{does:?}");
+        vault.returns("hunter0");
+        locks_in_the_end(&leases, "other").await;
     }
-    // With credentials, a connection that is silent is replaced.
+    // With credentials, each connection that is silent is replaced.
+    let before = connections(&server, false);
+    proxy.set(Mode::HoldReplies);
+    leases.lock("silent").try_lock().await.expect_err("no answer");
+    sleep(PATIENT / 2).await;
+    proxy.set(Mode::Pass);
+    locks_in_the_end(&leases, "other").await;
+    eventually(LONG, || connections(&server, false).is_disjoint(&before)).await;
+    is_held(&held);
+    drop(held);
+    leases.close().await.expect("closed");
+}
+
+/// What was sent on a silent connection does not arrive later, whatever the provider does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_without_an_answer_does_not_run_once_the_link_is_back() {
+    let Proxied { server, vault, proxy, leases } = Proxied::start(T * 100).await;
+    let url = format!("redis://lease:hunter0@127.0.0.1:{}", server.port());
+    let other = LeaseManager::connect(&url).await.expect("a manager");
+    vault.set(Does::Fails);
+    proxy.freeze();
+    let refused = leases.force_unlock("job", "a test").await.expect_err("no answer");
+    assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
+    let taken = leases.lock("free").try_lock().await.expect_err("no answer");
+    assert_eq!(taken.kind(), ErrorKind::Unavailable, "{taken}");
+    let job = lock(&other, "job").await;
+    // Long enough for a connection that is given up.
+    sleep(PATIENT / 10 * 4).await;
+    proxy.thaw();
     vault.returns("hunter0");
-    silence().await;
-    eventually(LONG, || !connections(&server, false).is_superset(&requests)).await;
-    drop((load.end().await, held));
+    locks_in_the_end(&leases, "later").await;
+    sleep(PATIENT / 10).await;
+    is_held(&job);
+    assert_eq!(other.holders("free").await.expect("an answer"), []);
+    leases.close().await.expect("closed");
+}
+
+/// fred's task waits for the socket then, and reads no command that would replace the connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_whose_socket_is_full_is_replaced() {
+    let _reached = Must::reach("RedisClientStuck");
+    let trace = Trace::of_all_threads();
+    let server = Server::start();
+    set_user(&server, ">hunter0");
+    let vault = Vault::new("hunter0");
+    let proxy = Proxy::start(server.port());
+    let leases = vault.builder().ttl(T).connect(proxy.url()).await.expect("a manager");
+    // Renewals of so many names are more than the system keeps for a socket.
+    let mut many = Vec::new();
+    for first in (0..MANY).step_by(100) {
+        let mut locks = JoinSet::new();
+        for number in first..first + 100 {
+            let leases = leases.clone();
+            let name = format!("{number}:{}", "x".repeat(480));
+            locks.spawn(async move { lock(&leases, &name).await });
+        }
+        many.extend(locks.join_all().await);
+    }
+    vault.set(Does::Fails);
+    proxy.freeze();
+    let has_ended = |event: &kit::trace::Traced| {
+        event.message().contains("the client of a connection has ended")
+    };
+    eventually(LONG, || !trace.matching(has_ended).is_empty()).await;
+    vault.returns("hunter0");
+    locks_in_the_end(&leases, "other").await;
+    let held = lock(&leases, "held").await;
+    sleep(T * 2).await;
+    is_held(&held);
+    drop((many, held));
     leases.close().await.expect("closed");
 }
 

@@ -256,10 +256,12 @@ async fn resharding_under_load_loses_no_lease_of_any_kind() {
         leases.semaphore(name("permits"), 3).acquire_many(2).await.expect("a lease").into_lease(),
     ];
     let (ends, grants) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let late = Arc::new(AtomicU64::new(0));
     let mut load = JoinSet::new();
     for (leases, start) in [(&leases, "one"), (&leases, "two"), (&other, "one"), (&other, "two")] {
         let mut lock = leases.lock(name(start));
         let (ends, grants) = (Arc::clone(&ends), Arc::clone(&grants));
+        let late = Arc::clone(&late);
         load.spawn(async move {
             while !ends.load(Ordering::Relaxed) {
                 let lease = within(LONG, lock.lock()).await.expect("a lease");
@@ -267,6 +269,7 @@ async fn resharding_under_load_loses_no_lease_of_any_kind() {
                 // the next call waits for it.
                 if let Err(error) = lease.unlock().await {
                     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+                    late.fetch_add(1, Ordering::Relaxed);
                 }
                 grants.fetch_add(1, Ordering::Relaxed);
             }
@@ -284,6 +287,8 @@ async fn resharding_under_load_loses_no_lease_of_any_kind() {
     }
     ends.store(true, Ordering::Relaxed);
     load.join_all().await;
+    let late = late.load(Ordering::Relaxed);
+    assert!(late * 20 <= grants.load(Ordering::Relaxed), "{late} releases had no answer in time");
     for lease in held {
         within(LONG, lease.unlock()).await.expect("released");
     }

@@ -223,7 +223,7 @@ impl RedisStore {
             destination: watch::Sender::default(),
         };
         let locks = connector.connect().await?;
-        let renewals = match connector.connect().await {
+        let renewals = match connector.connect_for_renewals().await {
             Ok(connection) => connection,
             Err(error) => {
                 locks.close().await;

@@ -78,6 +78,8 @@ struct Control {
     generation: u64,
     /// How often the subscribed connections were made black holes.
     silenced: u64,
+    /// The connections before that of this number are not read.
+    frozen: usize,
     stopped: bool,
 }
 
@@ -130,7 +132,8 @@ impl Proxy {
         listener.set_nonblocking(true).expect("a non-blocking listener");
         let port = listener.local_addr().expect("a bound listener has an address").port();
         let mode = Mode::Pass;
-        let initial = Control { mode, upstream_port, generation: 0, silenced: 0, stopped: false };
+        let initial =
+            Control { mode, upstream_port, generation: 0, silenced: 0, frozen: 0, stopped: false };
         let (control, watcher) = watch::channel(initial);
         let record = Arc::new(Mutex::new(Record::default()));
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -188,6 +191,19 @@ impl Proxy {
     /// ones work.
     pub fn silence_subscribers(&self) {
         self.control.send_modify(|control| control.silenced += 1);
+    }
+
+    /// Reads nothing more from the connections there are, so that the buffers of the system fill up, until
+    /// [`thaw`](Self::thaw); new ones work.
+    pub fn freeze(&self) {
+        let frozen = self.connections();
+        self.control.send_modify(|control| control.frozen = frozen);
+    }
+
+    /// Passes on again what comes on the connections that were frozen. What a client has sent on one that it has reset since is
+    /// lost.
+    pub fn thaw(&self) {
+        self.control.send_modify(|control| control.frozen = 0);
     }
 
     /// What became of the connections that [`silence_subscribers`](Self::silence_subscribers) met.
@@ -335,7 +351,11 @@ async fn accept(
         if mode == Mode::Refuse {
             continue;
         }
-        lock(&record).connections += 1;
+        let number = {
+            let mut record = lock(&record);
+            record.connections += 1;
+            record.connections - 1
+        };
         let (control, record) = (control.clone(), Arc::clone(&record));
         tokio::spawn(async move {
             let mut closing = control.clone();
@@ -344,7 +364,7 @@ async fn accept(
                 biased;
                 _ = closing.wait_for(|control| control.generation != generation) => {}
                 // It ends in an error when the server cannot be reached.
-                _ = Link::run(client, upstream_port, control, record) => {}
+                _ = Link::run(client, number, upstream_port, control, record) => {}
             }
         });
     }
@@ -352,6 +372,8 @@ async fn accept(
 
 /// A client's connection and the one to the server that belongs to it.
 struct Link {
+    /// How many there were before it.
+    number: usize,
     client: OwnedWriteHalf,
     server: OwnedWriteHalf,
     /// Bytes from the client that were not passed on yet, and whether more can come.
@@ -395,6 +417,7 @@ struct Pending {
 impl Link {
     async fn run(
         client: TcpStream,
+        number: usize,
         upstream_port: u16,
         mut control: watch::Receiver<Control>,
         record: Arc<Mutex<Record>>,
@@ -408,6 +431,7 @@ impl Link {
         let (from_server, to_server) = server.into_split();
         let silenced = control.borrow().silenced;
         let link = Self {
+            number,
             silenced,
             silence: None,
             client: to_client,
@@ -435,6 +459,16 @@ impl Link {
     ) {
         loop {
             control.mark_unchanged();
+            if self.number < control.borrow().frozen {
+                if control.changed().await.is_err() {
+                    return;
+                }
+                // What is in the system's buffer would not have come to the server.
+                if !matches!(from_client.as_ref().take_error(), Ok(None)) {
+                    return;
+                }
+                continue;
+            }
             let silent = self.subscribed && control.borrow().silenced != self.silenced;
             if silent {
                 while let Some(length) = frame_length(&self.requests) {

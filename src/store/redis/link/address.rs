@@ -92,6 +92,8 @@ pub(crate) struct Address {
     /// `None` without TLS.
     tls: Option<Tls>,
     is_sentinel: bool,
+    /// Whether connections to it carry renewals alone.
+    for_renewals: bool,
 }
 
 impl fmt::Debug for Address {
@@ -141,6 +143,7 @@ impl Address {
             credentials: remote.credentials.clone(),
             tls,
             is_sentinel: false,
+            for_renewals: false,
         };
         if remote.credentials.is_some() && address.has_login() {
             return Err(Error::invalid(
@@ -173,6 +176,17 @@ impl Address {
     /// Makes it one of which no server is asked for its settings when connecting.
     pub(in crate::store::redis) fn without_preflight(self) -> Self {
         Self { preflight: Preflight::off(), ..self }
+    }
+
+    /// Makes it the address for connections that carry renewals alone.
+    pub(in crate::store::redis) fn for_renewals(self) -> Self {
+        Self { for_renewals: true, ..self }
+    }
+
+    /// Returns whether a silent connection stays in use until there are credentials for the next one. The leases depend on it,
+    /// and a renewal that the server reads late does no harm, as another request might.
+    pub(super) fn outlives_silence(&self) -> bool {
+        self.for_renewals && self.credentials.is_some()
     }
 
     pub(crate) fn is_one_server(&self) -> bool {
@@ -305,12 +319,16 @@ impl Address {
     }
 
     pub(in crate::store::redis) async fn client(&self) -> Result<Served<Client>> {
-        self.fresh().await.map_err(|failure| self.cannot_connect(&failure))
+        self.fresh(None).await.map_err(|failure| self.cannot_connect(&failure))
     }
 
-    /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred.
-    pub(super) async fn fresh(&self) -> Result<Served<Client>, Failure> {
+    /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred. Logs in with what
+    /// was prepared by the login `before`.
+    pub(super) async fn fresh(&self, before: Option<&Login>) -> Result<Served<Client>, Failure> {
         let login = self.login();
+        if let (Some(login), Some(before)) = (&login, before) {
+            login.inherit(before);
+        }
         let config = self.configured(login.as_ref()).await?;
         self.connect(self.lasting(config).build()?, login).await
     }

@@ -1,6 +1,7 @@
 //! The state of a connection to one server, which its calls and its keeper share.
 
 use super::errors::Failure;
+use super::script::options;
 use crate::store::redis::scripts::reply::Element;
 use crate::util::panics::run_wakers;
 use crate::util::reached::Rare;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
@@ -30,6 +31,8 @@ pub(in crate::store::redis) struct Health {
     pub(in crate::store::redis) failure: Mutex<Option<Failure>>,
     /// Counts the connections that were made again.
     connects: watch::Sender<u64>,
+    /// Whether a silent connection stays in use until there are credentials for the next one.
+    outlives_silence: bool,
     /// Is notified when the server is silent.
     pub(in crate::store::redis) silent: Notify,
     /// What is known of the role of the server, and not noted yet.
@@ -75,6 +78,11 @@ impl Silence {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns the number of calls that were answered.
+    pub(super) fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
     /// Returns whether a call that reached its time limit shows that the server is silent. If that is noticed late, this
     /// process has stalled, and the reply may have arrived by now. Then the next call sent after the stall counts, if
     /// nothing was answered since.
@@ -83,7 +91,7 @@ impl Silence {
         if now.saturating_duration_since(sent) <= limit + limit / 4 {
             return true;
         }
-        let answers = self.answers.load(Ordering::Relaxed);
+        let answers = self.answers();
         let mut stalled = self.stalled.lock();
         match *stalled {
             Some((at, before)) if before == answers => sent > at,
@@ -97,13 +105,18 @@ impl Silence {
 }
 
 impl Health {
-    pub(in crate::store::redis) fn new(client: Client, task: AbortHandle) -> Self {
+    pub(in crate::store::redis) fn new(
+        client: Client,
+        task: AbortHandle,
+        outlives_silence: bool,
+    ) -> Self {
         Self {
             client: Mutex::new(Running { client, task }),
             reconnecting: AtomicBool::new(false),
             changed: Notify::new(),
             failure: Mutex::default(),
             connects: watch::Sender::default(),
+            outlives_silence,
             silent: Notify::new(),
             role: Mutex::default(),
             moved: Mutex::default(),
@@ -138,11 +151,46 @@ impl Health {
     /// Has the connection of a client replaced after silence: it may be half dead, which fred may not notice while it can send.
     /// One that has a successor already says nothing about that.
     pub(super) fn is_silent(&self, client: &Client) {
-        if self.client.lock().client.id() == client.id()
-            && !self.reconnecting.swap(true, Ordering::AcqRel)
-        {
+        if self.client.lock().client.id() != client.id() {
+            return;
+        }
+        let was_reconnecting = match self.outlives_silence {
+            true => self.reconnecting.load(Ordering::Acquire),
+            false => self.reconnecting.swap(true, Ordering::AcqRel),
+        };
+        if !was_reconnecting {
             self.silent.notify_one();
         }
+    }
+
+    /// Has fred make the connection of a client again, for at most `limit`. Ends the task of a client that has not begun by then:
+    /// it waits for a socket that takes no more data, and reads no command.
+    pub(super) async fn reconnect(&self, client: &Client, limit: Duration) {
+        let before = *self.connects.borrow();
+        if timeout(limit, client.force_reconnection()).await.is_ok() {
+            return;
+        }
+        let running = self.client.lock();
+        let is_stuck = is_connected(client) && *self.connects.borrow() == before;
+        if is_stuck && running.client.id() == client.id() {
+            Rare::RedisClientStuck.reached();
+            running.task.abort();
+        }
+    }
+
+    /// Pings the server, which counts as a call if it is answered within `limit`.
+    pub(super) async fn probe(&self, client: &Client, limit: Duration) {
+        let ping = CustomCommand::new_static("PING", ClusterHash::Random, false);
+        let client = client.with_options(&options(limit));
+        let reply: Result<Value, Failure> = client.custom(ping, Vec::<Value>::new()).await;
+        if reply.is_ok() {
+            self.silence.answered();
+        }
+    }
+
+    /// Returns whether a silent connection stays in use until there are credentials for the next one.
+    pub(super) fn outlives_silence(&self) -> bool {
+        self.outlives_silence
     }
 
     /// Has the client replaced, because the server refuses by its role.

@@ -14,7 +14,7 @@
 use super::address::{Address, Served};
 use super::errors::{Failure, classify, step};
 use super::health::{Health, REPLICA, Role, field, info, until_in_use};
-use super::login::due;
+use super::login::{Login, due};
 use crate::store::Signal;
 use crate::util::panics::caught;
 use crate::util::pauses::Pauses;
@@ -22,14 +22,15 @@ use crate::util::reached::Rare;
 use crate::util::trace;
 use fred::clients::Client;
 use fred::error::ErrorKind as Kind;
-use fred::interfaces::{ClientLike, EventInterface};
+use fred::interfaces::EventInterface;
 use fred::types::config::Server;
 use std::future::pending;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::Level;
 
 /// Why a client is to be replaced.
@@ -153,16 +154,8 @@ impl Keeper {
                     settling = false;
                     health.is_in_use();
                 }
-                () = health.silent.notified(), if has_task => {
-                    let client = self.served.client.clone();
-                    let login = self.served.login.clone();
-                    let limit = self.address.attempt * 2;
-                    forced.spawn(async move {
-                        if let Some(login) = login && !login.prepare().await {
-                            return;
-                        }
-                        drop(timeout(limit, client.force_reconnection()).await);
-                    });
+                () = health.silent.notified(), if has_task && forced.is_empty() => {
+                    forced.spawn(self.reconnect());
                 }
                 Some(_) = forced.join_next() => if has_task && self.reason != Some(Reason::Moved) {
                     health.end_reconnecting();
@@ -172,7 +165,7 @@ impl Keeper {
                 Some(_) = logins.join_next() => {}
                 () = async { sleep_until(attempt_at.unwrap_or_else(Instant::now)).await }, if attempt_at.is_some() => {
                     self.attempt_at = None;
-                    self.fresh.spawn(make(self.address.clone(), self.reason));
+                    self.fresh.spawn(make(self.address.clone(), self.reason, self.served.login.clone()));
                 }
                 Some(made) = self.fresh.join_next() => match made {
                     Ok(Fresh::Made(served)) => {
@@ -186,6 +179,25 @@ impl Keeper {
                     Ok(Fresh::Failed(failure)) => self.try_again(Some(failure)),
                 },
             }
+        }
+    }
+
+    /// Returns what replaces the connection after silence.
+    fn reconnect(&self) -> impl Future<Output = ()> + use<> {
+        let health = Arc::clone(&self.health);
+        let client = self.served.client.clone();
+        let attempt = self.address.attempt;
+        // No lease depends on the connection after that.
+        let until = Instant::now() + self.address.ttl;
+        let login = self.served.login.clone().filter(|_| health.outlives_silence());
+        async move {
+            if let Some(login) = login {
+                if outlives(&health, &client, &login, attempt, until).await {
+                    return login.forget_prepared();
+                }
+                health.begin_reconnecting();
+            }
+            health.reconnect(&client, attempt * 2).await;
         }
     }
 
@@ -322,9 +334,42 @@ impl Keeper {
     }
 }
 
+/// Waits until a silent connection is answered again, for as long as the provider has nothing to log in with for the next one.
+/// Returns false if it has, or if the time is over: then the connection is to be replaced.
+async fn outlives(
+    health: &Health,
+    client: &Client,
+    login: &Login,
+    attempt: Duration,
+    until: Instant,
+) -> bool {
+    let answers = health.silence.answers();
+    let connects = *health.connects().borrow();
+    let is_over = || {
+        let is_over =
+            health.silence.answers() != answers || *health.connects().borrow() != connects;
+        Rare::RedisSilenceOutlived.reached_if(|| is_over);
+        is_over
+    };
+    loop {
+        if timeout_at(until, login.prepare()).await.unwrap_or(false) {
+            return is_over();
+        }
+        let pause = Instant::now() + attempt;
+        health.probe(client, attempt).await;
+        if is_over() {
+            return true;
+        }
+        sleep_until(pause.min(until)).await;
+        if Instant::now() >= until {
+            return false;
+        }
+    }
+}
+
 /// Makes a fresh client. In the place of one that is refused, only to a server that accepts writes, if it says so.
-async fn make(address: Address, reason: Option<Reason>) -> Fresh {
-    let served = match address.fresh().await {
+async fn make(address: Address, reason: Option<Reason>, before: Option<Arc<Login>>) -> Fresh {
+    let served = match address.fresh(before.as_deref()).await {
         Ok(served) => served,
         Err(failure) => return Fresh::Failed(failure),
     };

@@ -37,7 +37,7 @@ pub(in crate::store::redis) struct Login {
     /// When to authenticate again; `None` for never.
     due: watch::Sender<Option<Instant>>,
     retry: Mutex<Pauses>,
-    /// What the next connect logs in with, if the provider was asked before the last connection was given up.
+    /// What the next connect logs in with, if the provider was asked before the connection was given up.
     prepared: Mutex<Option<Issued>>,
 }
 
@@ -51,6 +51,12 @@ impl Login {
     /// Asks the provider, and plans the next login.
     async fn ask(&self) -> Result<Issued, Error> {
         let issued = self.provider.ask(&self.request, self.limit).await?;
+        self.plan(&issued);
+        Ok(issued)
+    }
+
+    /// Plans the login after that with these credentials.
+    fn plan(&self, issued: &Issued) {
         let due = issued.credentials.validity().and_then(|validity| {
             // Not all connections and managers at once, and with a quarter of the time left for more attempts.
             let [random, ..] = Uuid::new_v4().into_bytes();
@@ -58,28 +64,40 @@ impl Login {
             issued.asked.checked_add(after.max(SHORTEST))
         });
         self.due.send_replace(due);
-        Ok(issued)
     }
 
-    /// Asks the provider for what the next connect logs in with. Returns whether it did; if not, the connection in use is to
-    /// be kept, because there would be no other.
+    /// Asks the provider for what the next connect logs in with. Returns whether it has an answer. The connection in use stays
+    /// logged in as before.
     pub(super) async fn prepare(&self) -> bool {
-        match self.ask().await {
+        match self.provider.ask(&self.request, self.limit).await {
             Ok(issued) => {
                 *self.prepared.lock() = Some(issued);
                 true
             }
             Err(error) => {
-                self.put_off(&error);
+                self.provider.note_failure(&self.request, &error);
                 false
             }
         }
     }
 
-    /// Returns what was prepared for this connect, once.
+    /// Forgets what was prepared.
+    pub(super) fn forget_prepared(&self) {
+        *self.prepared.lock() = None;
+    }
+
+    /// Makes what was prepared for the connection before that for this one.
+    pub(super) fn inherit(&self, before: &Self) {
+        let prepared = before.prepared.lock().take();
+        *self.prepared.lock() = prepared;
+    }
+
+    /// Returns what was prepared for this connect, once, unless it is old or has lapsed.
     fn use_prepared(&self) -> Option<Issued> {
         let issued = self.prepared.lock().take()?;
-        (issued.asked.elapsed() < SHORTEST + self.limit).then_some(issued)
+        let validity = issued.credentials.validity().unwrap_or(Duration::MAX);
+        let limit = validity.min(SHORTEST + self.limit);
+        (issued.asked.elapsed() < limit).then_some(issued)
     }
 
     /// Waits until it is time to log in again.
@@ -138,7 +156,10 @@ impl Login {
 impl CredentialProvider for Login {
     async fn fetch(&self, _: Option<&Server>) -> Result<(Option<String>, Option<String>), Failure> {
         let issued = match self.use_prepared() {
-            Some(issued) => Ok(issued),
+            Some(issued) => {
+                self.plan(&issued);
+                Ok(issued)
+            }
             None => self.ask().await,
         };
         // Its message begins with words by which `classify` knows it again.
@@ -252,5 +273,33 @@ mod tests {
         login.prepared.lock().as_mut().unwrap().asked = old.unwrap();
         login.fetch(None).await.unwrap();
         assert_eq!(asked(), 4, "they may have lapsed");
+    }
+
+    #[tokio::test]
+    async fn prepared_credentials_that_have_lapsed_are_not_used() {
+        let login = login(Credentials::password("p").valid_for(Duration::from_millis(20)));
+        assert!(login.prepare().await);
+        assert!(login.use_prepared().is_some());
+        assert!(login.prepare().await);
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert!(login.use_prepared().is_none());
+    }
+
+    /// A connection that stays in use logs in again when it was planned.
+    #[tokio::test]
+    async fn next_login_is_planned_by_what_is_used() {
+        let valid = Duration::from_secs(10_000);
+        let before = login(Credentials::password("p").valid_for(valid));
+        assert!(before.prepare().await);
+        assert_eq!(due_in(&before), None);
+        let next = login(Credentials::none());
+        next.inherit(&before);
+        assert!(before.use_prepared().is_none());
+        let (_, password) = next.fetch(None).await.unwrap();
+        assert_eq!(password.as_deref(), Some("p"), "not asked again");
+        assert!(due_in(&next).unwrap() > valid / 3);
+        assert!(next.prepare().await);
+        next.forget_prepared();
+        assert!(next.use_prepared().is_none());
     }
 }

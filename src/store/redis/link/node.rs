@@ -26,7 +26,8 @@ use tokio::time::{Instant, timeout};
 ///    outage lasts, and never reports that they were not sent. Here a call waits outside of fred for a while, and fails
 ///    with the certainty that it was not sent.
 /// 2. **Only silence makes fred reconnect.** A refusal shows that the connection works, and fred itself replaces a lost
-///    one.
+///    one. Where a provider has the credentials, the connection for renewals stays in use until there are some for the next
+///    one, for a TTL at most.
 /// 3. **A client that does not help is replaced by a fresh one**, by the [`Keeper`]: the server refuses by its role, or
 ///    the task of the client has ended.
 #[derive(Clone)]
@@ -42,7 +43,9 @@ impl Node {
         address: &Address,
         reconnects: &Signal,
     ) -> Self {
-        let health = Arc::new(Health::new(served.client.clone(), served.task.abort_handle()));
+        let client = served.client.clone();
+        let task = served.task.abort_handle();
+        let health = Arc::new(Health::new(client, task, address.outlives_silence()));
         Keeper::start(served, address, &health, reconnects);
         Self { health, attempt: address.attempt }
     }

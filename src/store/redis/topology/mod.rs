@@ -126,6 +126,12 @@ pub(super) struct Connector {
 }
 
 impl Connector {
+    /// Connects for renewals alone.
+    pub(super) async fn connect_for_renewals(&self) -> Result<Connection> {
+        let address = self.address.clone().for_renewals();
+        Self { address, ..self.clone() }.connect().await
+    }
+
     pub(super) async fn connect(&self) -> Result<Connection> {
         let Self { address, routes, reconnects, .. } = self;
         Ok(match routes {

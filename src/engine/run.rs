@@ -55,12 +55,12 @@ const CALLBACKS: Callbacks = Callbacks { start, leave: handoff::leave_in_backgro
 fn start(core: &Arc<Core>) -> bool {
     if let Ok(runtime) = Handle::try_current()
         && !core.life.is_ended()
-        && let Some(driver) = Driver::take(core)
+        && let Some(task) = EngineTask::take(core)
     {
         // It has holds already.
         Rare::TakenOver.reached_if(|| core.schedule.first().is_some());
         *core.runtime.lock() = Some(runtime.clone());
-        runtime.spawn(driver.run());
+        runtime.spawn(task.run());
         // A runtime that has ended drops a spawned task at once.
         return core.is_running();
     }
@@ -138,8 +138,8 @@ impl Engine {
     }
 
     async fn work_apart(core: Arc<Core>) {
-        if let Some(mut driver) = Driver::take(&core)
-            && let Some(queues) = &mut driver.queues
+        if let Some(mut task) = EngineTask::take(&core)
+            && let Some(queues) = &mut task.queues
         {
             guarded(&core, background::run(&core, queues)).await;
         }
@@ -154,12 +154,12 @@ impl Drop for Engine {
 
 /// The task that runs the worker: the one that owns the work queues. If its runtime ends, even before the
 /// task's first poll, dropping it puts them back.
-struct Driver {
+struct EngineTask {
     core: Arc<Core>,
     queues: Option<WorkQueues>,
 }
 
-impl Driver {
+impl EngineTask {
     fn take(core: &Arc<Core>) -> Option<Self> {
         let mut owned = core.work_queues();
         let queues = owned.take()?;
@@ -185,7 +185,7 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for EngineTask {
     fn drop(&mut self) {
         let core = &self.core;
         let mut owned = core.work_queues();

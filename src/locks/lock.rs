@@ -86,7 +86,7 @@ pub struct Holder {
     engine: Arc<Engine>,
     handles: NameMap<Handle>,
     /// At how many names the ended ones are swept out next.
-    sweep_at: usize,
+    prune_at: usize,
 }
 
 impl Lock {
@@ -422,7 +422,7 @@ impl Lock {
 
 impl Holder {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, handles: NameMap::default(), sweep_at: 16 }
+        Self { engine, handles: NameMap::default(), prune_at: 16 }
     }
 
     /// Waits until this handle holds `name`, as [`Lock::lock`] does.
@@ -498,9 +498,9 @@ impl Holder {
     fn handle(&mut self, name: &str, caller: CallSite) -> Result<&mut Handle> {
         runtime::need_at(caller);
         let name = Name::new(name)?;
-        if self.handles.len() >= self.sweep_at {
+        if self.handles.len() >= self.prune_at {
             self.handles.retain(|_, handle| handle.is_in_use());
-            self.sweep_at = 16.max(2 * self.handles.len());
+            self.prune_at = 16.max(2 * self.handles.len());
         }
         let new = |name: &Name| Handle::new(Arc::clone(&self.engine), Ok(name.clone()));
         Ok(self.handles.entry(name).or_insert_with_key(new))

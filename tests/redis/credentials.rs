@@ -23,8 +23,8 @@ const T: Duration = Duration::from_secs(4);
 /// Where no connection may be lost: a request that has no answer for a tenth of it costs the connection, and a busy machine may
 /// stand still for the 400 ms that this is with [`T`].
 const PATIENT: Duration = Duration::from_secs(10);
-/// How many leases one socket cannot take the renewals of.
-const MANY: usize = 8_000;
+/// How many leases one socket cannot take the renewals of: some 4 MB.
+const MANY: usize = 2_500;
 
 /// What the provider does.
 #[derive(Clone, Debug, PartialEq)]
@@ -436,8 +436,8 @@ async fn client_whose_socket_is_full_is_replaced() {
     set_user(&server, ">hunter0");
     let vault = Vault::new("hunter0");
     let proxy = Proxy::start(server.port());
-    let leases = vault.builder().ttl(T).connect(proxy.url()).await.expect("a manager");
-    // Renewals of so many names are more than the system keeps for a socket.
+    let leases = vault.builder().ttl(PATIENT).connect(proxy.url()).await.expect("a manager");
+    // Their renewals, which are tried again until the leases are lost, are more than the system keeps for a socket.
     let mut many = Vec::new();
     for first in (0..MANY).step_by(100) {
         let mut locks = JoinSet::new();
@@ -457,8 +457,8 @@ async fn client_whose_socket_is_full_is_replaced() {
     vault.returns("hunter0");
     locks_in_the_end(&leases, "other").await;
     let held = lock(&leases, "held").await;
-    sleep(T * 2).await;
-    is_held(&held);
+    sleep(PATIENT / 2).await;
+    eventually(LONG, || held.remaining() > PATIENT * 3 / 4).await;
     drop((many, held));
     leases.close().await.expect("closed");
 }

@@ -84,7 +84,7 @@ impl Pauses {
     /// Begins a pause.
     pub(in crate::engine) fn begin(&mut self, name: &Name, heard: Heard) {
         let Heard { now, round_trip, ours, jitter } = heard;
-        self.sweep(now);
+        self.prune(now);
         let round_trip = round_trip.clamp(SHORTEST, LONGEST);
         let longest = (ours / MUCH).clamp(LONGEST, FARTHEST);
         let little = (ours / LITTLE).min(LONGEST);
@@ -109,7 +109,7 @@ impl Pauses {
     }
 
     /// Removes old entries, at intervals that make the cost per release small.
-    fn sweep(&mut self, now: Instant) {
+    fn prune(&mut self, now: Instant) {
         self.releases += 1;
         if self.releases > 64.max(self.names.len() / 16) {
             self.releases = 0;
@@ -144,7 +144,7 @@ impl Pauses {
         if self.names.is_empty() {
             return;
         }
-        self.sweep(now);
+        self.prune(now);
         if let Entry::Occupied(mut entry) = self.names.entry(name.clone()) {
             // No waiter was there, so the next holder is no evidence about one.
             entry.get_mut().whole = false;

@@ -40,7 +40,9 @@ use scripts::lock::Codec;
 use scripts::permits::{MOST_PERMITS, too_many};
 use scripts::reply::Element;
 use scripts::set::AcquireAll;
-use scripts::{AGE, Script, ScriptCall, Scripts, line, managers, metadata, modes, notes, tokens};
+use scripts::{
+    Script, ScriptCall, Scripts, UPTIME, line, managers, metadata, modes, notes, tokens,
+};
 use send::batch::{BATCH_SIZE, RuntimeBatchers};
 use send::renew::{RENEWALS_PER_CALL, RenewContext};
 use std::fmt;
@@ -507,7 +509,7 @@ impl Store for RedisStore {
     /// Returns the server's uptime, whatever it keeps on disk: the file can be another one, cut short, or behind. It counts
     /// whole seconds, so it is up to a second too low.
     async fn uptime(&self, timeout: Duration) -> Result<Uptime> {
-        let reply = self.caller.run(&AGE, ScriptCall::default(), timeout).await?;
+        let reply = self.caller.run(&UPTIME, ScriptCall::default(), timeout).await?;
         let [up, id, ..] = &reply[..] else { return Err(scripts::reply::malformed_reply()) };
         uptime_of(up, id)
     }

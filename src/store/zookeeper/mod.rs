@@ -318,7 +318,7 @@ impl Store for ZooKeeperStore {
         let Some(busy) = self.busy.lock().clone() else { return Err(no_session()) };
         let waiter = Waiter::new(self.recipe.names.lock(&name), Role::of(mode), self.attempt);
         self.recipe.waiters.lock().entry(name.clone()).or_default().push(Arc::clone(&waiter));
-        let kept = WaiterGuard { recipe: Arc::clone(&self.recipe), name, waiter };
+        let kept = QueuedNode { recipe: Arc::clone(&self.recipe), name, waiter };
         let waiter = Arc::clone(&kept.waiter);
         let recipe = Arc::clone(&self.recipe);
         self.runtime.spawn(async move {
@@ -353,13 +353,13 @@ impl Store for ZooKeeperStore {
 }
 
 /// Has its waiter leave the queue when it is dropped.
-struct WaiterGuard {
+struct QueuedNode {
     recipe: Arc<Recipe>,
     name: Name,
     waiter: Arc<Waiter>,
 }
 
-impl Drop for WaiterGuard {
+impl Drop for QueuedNode {
     fn drop(&mut self) {
         let mut waiters = self.recipe.waiters.lock();
         if let Some(of_name) = waiters.get_mut(&self.name) {

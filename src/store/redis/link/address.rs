@@ -12,7 +12,7 @@ use crate::store::connect::outage::Outages;
 use crate::store::connect::preflight::Preflight;
 use crate::store::connect::provider::Provider;
 use crate::store::connect::remote::{Remote, Replicas};
-use crate::util::pauses::Pauses;
+use crate::util::backoff::Backoff;
 use fred::clients::{Client, SubscriberClient};
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::ClientLike;
@@ -305,8 +305,8 @@ impl Address {
     }
 
     /// Returns the pauses between attempts to make a fresh client.
-    pub(in crate::store::redis) fn pauses(&self) -> Pauses {
-        Pauses::new(FIRST_RECONNECT, self.longest_pause())
+    pub(in crate::store::redis) fn pauses(&self) -> Backoff {
+        Backoff::new(FIRST_RECONNECT, self.longest_pause())
     }
 
     /// Returns what the log calls the server.

@@ -16,8 +16,8 @@ use super::errors::{Failure, classify, step};
 use super::health::{Health, REPLICA, Role, field, info, until_in_use};
 use super::login::{Login, due};
 use crate::store::Signal;
+use crate::util::backoff::Backoff;
 use crate::util::panics::caught;
-use crate::util::pauses::Pauses;
 use crate::util::reached::Rare;
 use crate::util::trace;
 use fred::clients::Client;
@@ -57,7 +57,7 @@ pub(super) struct Keeper {
     health: Arc<Health>,
     reconnects: Signal,
     /// Between attempts: those that fred has between its own.
-    pauses: Pauses,
+    pauses: Backoff,
     /// Why the client is to be replaced, if it is.
     reason: Option<Reason>,
     /// When the next attempt begins, and when the last one was to begin.

@@ -9,7 +9,7 @@ use super::health::Health;
 use crate::error::Error;
 use crate::store::connect::credentials::CredentialsRequest;
 use crate::store::connect::provider::{Issued, Provider};
-use crate::util::pauses::Pauses;
+use crate::util::backoff::Backoff;
 use crate::util::sync::Mutex;
 use async_trait::async_trait;
 use fred::clients::Client;
@@ -36,7 +36,7 @@ pub(in crate::store::redis) struct Login {
     limit: Duration,
     /// When to authenticate again; `None` for never.
     due: watch::Sender<Option<Instant>>,
-    retry: Mutex<Pauses>,
+    retry: Mutex<Backoff>,
     /// What the next connect logs in with, if the provider was asked before the connection was given up.
     prepared: Mutex<Option<Issued>>,
 }
@@ -44,7 +44,7 @@ pub(in crate::store::redis) struct Login {
 impl Login {
     pub(super) fn new(provider: Provider, request: CredentialsRequest, limit: Duration) -> Self {
         let due = watch::Sender::new(None);
-        let retry = Mutex::new(Pauses::new(RETRY.0, RETRY.1));
+        let retry = Mutex::new(Backoff::new(RETRY.0, RETRY.1));
         Self { provider, request, limit, due, retry, prepared: Mutex::default() }
     }
 

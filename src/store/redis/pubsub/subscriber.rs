@@ -20,8 +20,8 @@ use crate::store::redis::link::address::Address;
 use crate::store::redis::link::subscription::{SubscriberLink, Subscription};
 use crate::store::redis::topology::Destination;
 use crate::store::redis::topology::routes::Routes;
+use crate::util::backoff::Backoff;
 use crate::util::panics::{caught, run_wakers};
-use crate::util::pauses::Pauses;
 use crate::util::reached::Rare;
 use crate::util::trace;
 use std::future::{Future, pending};
@@ -57,8 +57,8 @@ pub(super) struct Subscriber {
     origin: Origin,
     work: Work,
     connection: Connection,
-    outage: Pauses,
-    young: Pauses,
+    outage: Backoff,
+    young: Backoff,
     /// The number of connections in a row that died young.
     deaths: u32,
     maturity: Duration,
@@ -84,7 +84,7 @@ impl Subscriber {
             address: address.clone(),
             origin,
             outage: address.pauses(),
-            young: Pauses::new(FIRST_PAUSE, maturity),
+            young: Backoff::new(FIRST_PAUSE, maturity),
             deaths: 0,
             maturity,
         }

@@ -16,7 +16,7 @@ use crate::store::redis::topology::runtimes::{
     Closable, Nearest, PerRuntime, Reservation, time_is_paused,
 };
 use crate::store::{Inbox, Signal, Wakeups};
-use crate::util::pauses::Pauses;
+use crate::util::backoff::Backoff;
 use crate::util::trace;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -392,7 +392,7 @@ impl Subscriptions {
         self.0.channels.lock().entry(channel.clone()).or_default().inbox = Some(sender.clone());
         let subscriptions = self.clone();
         runtime.spawn(async move {
-            let mut pauses = Pauses::new(RETRY.0, RETRY.1);
+            let mut pauses = Backoff::new(RETRY.0, RETRY.1);
             while !sender.is_closed() {
                 match subscriptions.0.send(&channel, &subscriptions.0.default) {
                     Sent::Subscribed => return,

@@ -20,7 +20,7 @@ macro_rules! lua_files {
     ($folder:literal) => {
         lua_files!(
             $folder:
-            acquire acquire_all acquire_alone acquire_function acquire_one age annotate arguments batch common describe
+            acquire acquire_all acquire_alone acquire_function acquire_one annotate arguments batch common describe
             fence fence_again fence_keep force grant hint holder_of holds inspect line_acquire line_common
             line_inspect line_leave line_release look mark metadata mine note note_read noted owner permits_acquire
             permits_common permits_force permits_inspect permits_release permits_renew permits_resize permits_wake
@@ -28,7 +28,7 @@ macro_rules! lua_files {
             plain_mine plain_record plain_release plain_release_keep plain_steal_grant propose protected_call publish
             publish_shard record release release_alone release_function release_keep renew reserve rest_yield
             rw_acquire rw_common rw_force rw_grant rw_inspect rw_leave rw_release rw_renew rw_wake steal steal_grant
-            wake wake_function want
+            uptime wake wake_function want
         )
     };
     ($folder:literal: $($name:ident)+) => {

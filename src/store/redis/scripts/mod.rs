@@ -158,7 +158,7 @@ pub(super) static BY_TEXT: LazyLock<Script> = LazyLock::new(|| Script {
     source: LazyLock::new(|| "return {}".to_owned()),
     sha: OnceLock::from("0".repeat(40)),
 });
-pub(super) static AGE: Script = script!("age");
+pub(super) static UPTIME: Script = script!("uptime");
 
 /// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
 /// the rest of the call.

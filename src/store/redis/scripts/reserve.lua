@@ -1,5 +1,5 @@
 -- Reserves the fencing tokens of grants, each from a first one that the caller names, and reports the age of the server: the
--- second round of a quorum. `age.lua` reports the age alone.
+-- second round of a quorum. `uptime.lua` reports the age alone.
 --
 -- KEYS   for each item: lock, and its fence
 -- ARGV   for each item: the field of the holder in the lock, the first fencing token, block, retention

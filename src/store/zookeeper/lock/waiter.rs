@@ -26,7 +26,7 @@ use crate::store::zookeeper::session::sessions::Sessions;
 use crate::store::zookeeper::session::{Session, nodes};
 use crate::store::zookeeper::tree::names::{NodeOwner, Role};
 use crate::store::zookeeper::tree::queue::{Queue, Standing};
-use crate::util::pauses::Pauses;
+use crate::util::backoff::Backoff;
 use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -131,7 +131,7 @@ impl Waiter {
     /// Waits in the queue until the waiter leaves.
     pub(in crate::store::zookeeper) async fn run(&self, sessions: &Sessions) {
         let mut session = None;
-        let mut pauses = Pauses::new(self.attempt / 8, self.attempt);
+        let mut pauses = Backoff::new(self.attempt / 8, self.attempt);
         let waiting = async {
             loop {
                 let current = sessions.next().await;

@@ -68,23 +68,26 @@ impl Address {
     }
 }
 
+/// Returns whether a character means nothing special in a host or a level of a path.
+fn is_plain(character: char) -> bool {
+    character.is_ascii_alphanumeric() || matches!(character, '.' | '-' | '_')
+}
+
 fn is_host(host: &str) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => (name, Some(port)),
         _ => (host, None),
     };
-    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let address = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let named = match address {
         Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !name.is_empty() && name.chars().all(good),
+        None => !name.is_empty() && name.chars().all(is_plain),
     };
     named && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
 fn is_level(level: &str) -> bool {
-    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    !level.is_empty() && level != "." && level != ".." && level.chars().all(good)
+    !level.is_empty() && level != "." && level != ".." && level.chars().all(is_plain)
 }
 
 #[cfg(test)]

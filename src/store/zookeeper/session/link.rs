@@ -14,7 +14,7 @@
 
 use super::address::Address;
 use super::auth::User;
-use crate::util::pauses::Pauses;
+use crate::util::backoff::Backoff;
 use crate::util::sync::Mutex;
 use spawns_core::{Spawn, Task, enter};
 use std::future::poll_fn;
@@ -209,8 +209,8 @@ pub(super) fn hosts<'a>(address: &'a Address, lost: Option<&str>) -> Vec<&'a str
 }
 
 /// Returns the pauses between rounds of all servers.
-pub(super) fn pauses_of_rounds(session: Duration) -> Pauses {
-    Pauses::new(PAUSES.0, PAUSES.1.min(session / 10))
+pub(super) fn pauses_of_rounds(session: Duration) -> Backoff {
+    Backoff::new(PAUSES.0, PAUSES.1.min(session / 10))
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use crate::clock::Clock;
 use crate::error::{Error, Fate, Result};
 use crate::store::Signal;
 use crate::store::connect::outage::Step;
+use crate::util::backoff::Backoff;
 use crate::util::panics::{caught, run_wakers};
-use crate::util::pauses::Pauses;
 use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use crate::util::trace;
@@ -199,7 +199,7 @@ impl Keeper {
     /// that is away.
     async fn open(&self) -> Arc<Session> {
         let session = self.address.session;
-        let mut refused = Pauses::new(session / 20, (session / 2).min(LONGEST_PAUSE));
+        let mut refused = Backoff::new(session / 20, (session / 2).min(LONGEST_PAUSE));
         let mut unavailable = pauses_of_rounds(session);
         loop {
             let error = match Session::open(&self.address, &self.clock).await {

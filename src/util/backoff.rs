@@ -5,13 +5,13 @@ use uuid::Uuid;
 
 /// Pauses between tries. Each is twice as long as the one before, up to the longest, less some jitter.
 #[derive(Clone, Debug)]
-pub(crate) struct Pauses {
+pub(crate) struct Backoff {
     first: Duration,
     next: Duration,
     longest: Duration,
 }
 
-impl Pauses {
+impl Backoff {
     pub(crate) fn new(first: Duration, longest: Duration) -> Self {
         let first = first.min(longest);
         Self { first, next: first, longest }
@@ -38,7 +38,7 @@ mod tests {
     #[test]
     fn pauses_grow_up_to_the_longest_and_begin_again() {
         let (first, longest) = (Duration::from_millis(50), Duration::from_secs(1));
-        let mut pauses = Pauses::new(first, longest);
+        let mut pauses = Backoff::new(first, longest);
         for _ in 0..2 {
             for round in 0..10 {
                 let (last, full) = (pauses.next(), (first * 2u32.pow(round)).min(longest));

@@ -343,6 +343,7 @@ impl MultiLock {
         let mut awaited = None;
         let mut refusals = 0;
         let mut tried = false;
+        let mut denied = None;
         let mut heard = None;
         let is_recent =
             |heard: Instant| core.now().saturating_duration_since(heard) < core.timing.attempt;
@@ -350,7 +351,9 @@ impl MultiLock {
             // Boxed: the future of a call for each name is large.
             let round = Box::pin(self.ask_all(spec, awaited.take(), atomic));
             let round = match left() {
-                WaitLimit::Once if tried && !matches!(limit, WaitLimit::Once) => return Ok(None),
+                WaitLimit::Once if tried && !matches!(limit, WaitLimit::Once) => {
+                    return denied.map_or(Ok(None), Err);
+                }
                 // A round ends soon, unless the store does not answer.
                 WaitLimit::For(left) => match timeout(left, round).await {
                     Ok(round) => round,
@@ -369,6 +372,7 @@ impl MultiLock {
                 // A user may lack the permission for one of the keys, which the server does not name: ask for each alone.
                 Err(error) if atomic && error.kind() == ErrorKind::Denied => {
                     atomic = false;
+                    denied = Some(error);
                     continue;
                 }
                 round => round?,

@@ -231,13 +231,17 @@ impl Address {
         address
     }
 
-    /// Returns what a new client logs in with, if a provider says it.
-    fn login(&self) -> Option<Arc<Login>> {
+    /// Returns what a new client logs in with, if a provider says it: what was prepared for the client `before`, if anything was.
+    fn login(&self, before: Option<&Login>) -> Option<Arc<Login>> {
         let provider = self.credentials.clone()?;
         let request = CredentialsRequest::new(self.server_address(), self.is_sentinel);
         // The rest is for the server: fred has one limit for both.
         let limit = self.connect_timeout() * 3 / 4;
-        Some(Arc::new(Login::new(provider, request, limit)))
+        let login = Login::new(provider, request, limit);
+        Some(Arc::new(match before {
+            Some(before) => login.after(before),
+            None => login,
+        }))
     }
 
     /// Returns the configuration of a client that is made now. Reads the files of certificates, if there are some.
@@ -304,6 +308,12 @@ impl Address {
         (self.ttl / 20).clamp(FIRST_RECONNECT, Duration::from_secs(3))
     }
 
+    /// Returns by when fred has begun to make a connection again, unless its task is stuck: after its first pause, with a
+    /// quarter of a second for a busy machine.
+    pub(super) fn first_pause(&self) -> Duration {
+        FIRST_RECONNECT + self.longest_pause() / 4 + Duration::from_millis(250)
+    }
+
     /// Returns the pauses between attempts to make a fresh client.
     pub(in crate::store::redis) fn pauses(&self) -> Backoff {
         Backoff::new(FIRST_RECONNECT, self.longest_pause())
@@ -325,10 +335,7 @@ impl Address {
     /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred. Logs in with what
     /// was prepared by the login `before`.
     pub(super) async fn fresh(&self, before: Option<&Login>) -> Result<Served<Client>, Failure> {
-        let login = self.login();
-        if let (Some(login), Some(before)) = (&login, before) {
-            login.inherit(before);
-        }
+        let login = self.login(before);
         let config = self.configured(login.as_ref()).await?;
         self.connect(self.lasting(config).build()?, login).await
     }
@@ -336,7 +343,7 @@ impl Address {
     /// Connects a client that ends with its connection: its owner makes the next.
     pub(in crate::store::redis) async fn subscriber(&self) -> Result<Served<SubscriberClient>> {
         let connected = async {
-            let login = self.login();
+            let login = self.login(None);
             let config = self.configured(login.as_ref()).await?;
             let client = self.builder(MESSAGES, config).build_subscriber_client()?;
             self.connect(client, login).await

@@ -8,15 +8,17 @@ use crate::util::reached::Rare;
 use crate::util::sync::Mutex;
 use crate::util::trace;
 use fred::clients::Client;
+use fred::error::ErrorKind;
 use fred::interfaces::ClientLike;
 use fred::types::{ClientState, ClusterHash, CustomCommand, Value};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
@@ -33,6 +35,8 @@ pub(in crate::store::redis) struct Health {
     connects: watch::Sender<u64>,
     /// Whether a silent connection stays in use until there are credentials for the next one.
     outlives_silence: bool,
+    /// Whether a silence of such a connection was noted, and is not over.
+    silence_noted: AtomicBool,
     /// Is notified when the server is silent.
     pub(in crate::store::redis) silent: Notify,
     /// What is known of the role of the server, and not noted yet.
@@ -117,6 +121,7 @@ impl Health {
             failure: Mutex::default(),
             connects: watch::Sender::default(),
             outlives_silence,
+            silence_noted: AtomicBool::new(false),
             silent: Notify::new(),
             role: Mutex::default(),
             moved: Mutex::default(),
@@ -154,36 +159,59 @@ impl Health {
         if self.client.lock().client.id() != client.id() {
             return;
         }
-        let was_reconnecting = match self.outlives_silence {
-            true => self.reconnecting.load(Ordering::Acquire),
+        let is_known = match self.outlives_silence {
+            true => {
+                self.reconnecting.load(Ordering::Acquire)
+                    || self.silence_noted.swap(true, Ordering::AcqRel)
+            }
             false => self.reconnecting.swap(true, Ordering::AcqRel),
         };
-        if !was_reconnecting {
+        if !is_known {
             self.silent.notify_one();
         }
     }
 
-    /// Has fred make the connection of a client again, for at most `limit`. Ends the task of a client that has not begun by then:
-    /// it waits for a socket that takes no more data, and reads no command.
-    pub(super) async fn reconnect(&self, client: &Client, limit: Duration) {
+    /// Has the next silence noted again.
+    pub(super) fn silence_is_over(&self) {
+        self.silence_noted.store(false, Ordering::Release);
+    }
+
+    /// Has fred make the connection of a client again, for at most `limit`. Ends the task of a client that has not begun within
+    /// `pause`: it waits for a socket that takes no more data, and reads no command.
+    pub(super) async fn reconnect(&self, client: &Client, pause: Duration, limit: Duration) {
         let before = *self.connects.borrow();
-        if timeout(limit, client.force_reconnection()).await.is_ok() {
+        let has_begun = || !is_connected(client) || *self.connects.borrow() != before;
+        let mut forced = pin!(client.force_reconnection());
+        // The second time, if this process has stood still.
+        for _ in 0..2 {
+            let due = Instant::now() + pause;
+            if timeout_at(due, forced.as_mut()).await.is_ok() {
+                return;
+            }
+            if has_begun() || due.elapsed() <= pause / 4 {
+                break;
+            }
+        }
+        if has_begun() {
+            let _ = timeout(limit, forced).await;
             return;
         }
         let running = self.client.lock();
-        let is_stuck = is_connected(client) && *self.connects.borrow() == before;
-        if is_stuck && running.client.id() == client.id() {
+        if running.client.id() == client.id() {
             Rare::RedisClientStuck.reached();
             running.task.abort();
         }
     }
 
-    /// Pings the server, which counts as a call if it is answered within `limit`.
+    /// Pings the server, which counts as a call if it is answered within `limit`. A refusal is an answer, too.
     pub(super) async fn probe(&self, client: &Client, limit: Duration) {
         let ping = CustomCommand::new_static("PING", ClusterHash::Random, false);
         let client = client.with_options(&options(limit));
         let reply: Result<Value, Failure> = client.custom(ping, Vec::<Value>::new()).await;
-        if reply.is_ok() {
+        let has_none = |failure: &Failure| {
+            matches!(failure.kind(), ErrorKind::Timeout | ErrorKind::Canceled | ErrorKind::IO)
+        };
+        if !reply.is_err_and(|failure| has_none(&failure)) {
             self.silence.answered();
         }
     }
@@ -232,6 +260,7 @@ impl Health {
         *self.client.lock() = Running { client, task };
         *self.moved.lock() = Some(Instant::now());
         self.role_once();
+        self.silence_is_over();
         self.end_reconnecting();
     }
 
@@ -364,6 +393,33 @@ pub(super) async fn info(client: &Client) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fred::types::config::Config;
+    use std::future::pending;
+
+    /// A second one would have the next connection replaced, too.
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_noted_once_however_many_calls_have_no_answer() {
+        for outlives_silence in [false, true] {
+            let client = Client::new(Config::default(), None, None, None);
+            let task = tokio::spawn(pending::<()>()).abort_handle();
+            let health = Health::new(client.clone(), task.clone(), outlives_silence);
+            let notes = async || timeout(Duration::ZERO, health.silent.notified()).await.is_ok();
+            let is_in_use = || !health.reconnecting.load(Ordering::Relaxed);
+            for _ in 0..2 {
+                health.is_silent(&client);
+                assert!(notes().await);
+                health.is_silent(&client);
+                assert!(!notes().await, "{outlives_silence}");
+                assert_eq!(is_in_use(), outlives_silence);
+                health.silence_is_over();
+                health.end_reconnecting();
+            }
+            // The silence of a client that was replaced says nothing of the next.
+            health.replace(Client::new(Config::default(), None, None, None), task);
+            health.is_silent(&client);
+            assert!(!notes().await && is_in_use());
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn limit_that_is_noticed_late_is_no_silence_the_first_time() {

@@ -13,7 +13,7 @@
 
 use super::address::{Address, Served};
 use super::errors::{Failure, classify, step};
-use super::health::{Health, REPLICA, Role, field, info, until_in_use};
+use super::health::{Health, REPLICA, Role, field, info, is_connected, until_in_use};
 use super::login::{Login, due};
 use crate::store::Signal;
 use crate::util::backoff::Backoff;
@@ -32,6 +32,9 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::Level;
+
+/// The shortest time between two questions to a provider that has failed.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Why a client is to be replaced.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,6 +102,7 @@ impl Keeper {
     async fn run(mut self) {
         while caught("connection", self.follow()).await.is_none() {
             // What was under way is gone.
+            self.health.silence_is_over();
             if matches!(self.reason, None | Some(Reason::Refused)) {
                 self.health.end_reconnecting();
             }
@@ -122,6 +126,8 @@ impl Keeper {
         let mut settling = false;
         // fred's own reconnects after silence. On a stalled server they hang, but nothing waits for them.
         let mut forced = JoinSet::new();
+        // The silence of a connection that stays in use meanwhile.
+        let mut outliving = JoinSet::new();
         // The login before the credentials lapse. It may hang, but nothing waits for it.
         let mut logins = JoinSet::new();
         loop {
@@ -132,7 +138,7 @@ impl Keeper {
                 () = health.closed.cancelled() => return,
                 ended = &mut self.served.task, if has_task => {
                     settling = false;
-                    forced.abort_all();
+                    (forced, outliving) = (JoinSet::new(), JoinSet::new());
                     self.ended(ended);
                 }
                 failure = next(&mut failures), if has_task => {
@@ -154,10 +160,28 @@ impl Keeper {
                     settling = false;
                     health.is_in_use();
                 }
-                () = health.silent.notified(), if has_task && forced.is_empty() => {
-                    forced.spawn(self.reconnect());
+                () = health.silent.notified(), if has_task && outliving.is_empty() => {
+                    match self.served.login.clone().filter(|_| health.outlives_silence()) {
+                        Some(login) => {
+                            let client = self.served.client.clone();
+                            let health = Arc::clone(&health);
+                            let limits = SilenceLimits::of(&self.address);
+                            outliving.spawn(async move { outlives(&health, &client, &login, limits).await });
+                        }
+                        None => _ = forced.spawn(self.reconnect()),
+                    }
                 }
+                // The flag is set here, not in the task: it is about the client of now.
+                Some(outlived) = outliving.join_next() => if has_task {
+                    if matches!(outlived, Ok(false)) {
+                        health.begin_reconnecting();
+                        forced.spawn(self.reconnect());
+                    } else {
+                        health.silence_is_over();
+                    }
+                },
                 Some(_) = forced.join_next() => if has_task && self.reason != Some(Reason::Moved) {
+                    health.silence_is_over();
                     health.end_reconnecting();
                 },
                 () = health.refused.notified() => self.refused(),
@@ -165,14 +189,17 @@ impl Keeper {
                 Some(_) = logins.join_next() => {}
                 () = async { sleep_until(attempt_at.unwrap_or_else(Instant::now)).await }, if attempt_at.is_some() => {
                     self.attempt_at = None;
-                    self.fresh.spawn(make(self.address.clone(), self.reason, self.served.login.clone()));
+                    let before = self.served.login.clone().filter(|_| self.reason == Some(Reason::Ended));
+                    self.fresh.spawn(make(self.address.clone(), self.reason, before));
                 }
                 Some(made) = self.fresh.join_next() => match made {
                     Ok(Fresh::Made(served)) => {
                         self.replace(*served);
                         self.reconnects.set();
                         (connected, failures) = self.events();
-                        (settling, forced, logins) = (false, JoinSet::new(), JoinSet::new());
+                        settling = false;
+                        (forced, outliving) = (JoinSet::new(), JoinSet::new());
+                        logins = JoinSet::new();
                         health.is_in_use();
                     }
                     Ok(Fresh::Refuses) | Err(_) => self.try_again(None),
@@ -182,23 +209,13 @@ impl Keeper {
         }
     }
 
-    /// Returns what replaces the connection after silence.
+    /// Returns what has fred make the connection again.
     fn reconnect(&self) -> impl Future<Output = ()> + use<> {
         let health = Arc::clone(&self.health);
         let client = self.served.client.clone();
-        let attempt = self.address.attempt;
-        // No lease depends on the connection after that.
-        let until = Instant::now() + self.address.ttl;
-        let login = self.served.login.clone().filter(|_| health.outlives_silence());
-        async move {
-            if let Some(login) = login {
-                if outlives(&health, &client, &login, attempt, until).await {
-                    return login.forget_prepared();
-                }
-                health.begin_reconnecting();
-            }
-            health.reconnect(&client, attempt * 2).await;
-        }
+        let pause = self.address.first_pause();
+        let limit = self.address.attempt * 2;
+        async move { health.reconnect(&client, pause, limit).await }
     }
 
     fn events(&self) -> (Receiver<Server>, Receiver<(Failure, Option<Server>)>) {
@@ -279,7 +296,11 @@ impl Keeper {
                 self.address.refusals.share(&self.address.server_address(), &self.health);
             }
             Role::RefusedElsewhere => {}
-            Role::Moved if self.reason != Some(Reason::Ended) => self.reason = Some(Reason::Moved),
+            Role::Moved if self.reason != Some(Reason::Ended) => {
+                self.reason = Some(Reason::Moved);
+                // A reconnect that has ended meanwhile may have put it back into use.
+                self.health.begin_reconnecting();
+            }
             Role::Moved => {}
         }
         if self.reason.is_none() {
@@ -334,28 +355,45 @@ impl Keeper {
     }
 }
 
-/// Waits until a silent connection is answered again, for as long as the provider has nothing to log in with for the next one.
-/// Returns false if it has, or if the time is over: then the connection is to be replaced.
+/// For how long a silent connection stays in use.
+#[derive(Clone, Copy)]
+struct SilenceLimits {
+    attempt: Duration,
+    /// No lease depends on the connection after that.
+    until: Instant,
+}
+
+impl SilenceLimits {
+    fn of(address: &Address) -> Self {
+        Self { attempt: address.attempt, until: Instant::now() + address.ttl }
+    }
+}
+
+/// Waits until a silent connection is answered again, or is lost, for as long as the provider has nothing to log in with for the
+/// next one. Returns false if it has, or if the time is over: then the connection is to be replaced.
 async fn outlives(
     health: &Health,
     client: &Client,
     login: &Login,
-    attempt: Duration,
-    until: Instant,
+    SilenceLimits { attempt, until }: SilenceLimits,
 ) -> bool {
     let answers = health.silence.answers();
     let connects = *health.connects().borrow();
     let is_over = || {
-        let is_over =
-            health.silence.answers() != answers || *health.connects().borrow() != connects;
-        Rare::RedisSilenceOutlived.reached_if(|| is_over);
-        is_over
+        let is_answered = health.silence.answers() != answers;
+        Rare::RedisSilenceOutlived.reached_if(|| is_answered);
+        is_answered || *health.connects().borrow() != connects || !is_connected(client)
     };
     loop {
-        if timeout_at(until, login.prepare()).await.unwrap_or(false) {
-            return is_over();
+        let is_prepared = timeout_at(until, login.prepare()).await.unwrap_or(false);
+        if is_over() {
+            login.forget_prepared();
+            return true;
         }
-        let pause = Instant::now() + attempt;
+        if is_prepared {
+            return false;
+        }
+        let pause = Instant::now() + attempt.max(ASK_AGAIN);
         health.probe(client, attempt).await;
         if is_over() {
             return true;

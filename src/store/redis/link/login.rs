@@ -28,6 +28,9 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// The shortest time between two logins of a connection, however short the credentials are valid.
 const SHORTEST: Duration = Duration::from_secs(1);
 
+/// For how long prepared credentials are good for the next connect: they are for one that follows at once.
+const PREPARED: Duration = Duration::from_secs(10);
+
 /// The login of one client.
 pub(in crate::store::redis) struct Login {
     provider: Provider,
@@ -38,14 +41,14 @@ pub(in crate::store::redis) struct Login {
     due: watch::Sender<Option<Instant>>,
     retry: Mutex<Backoff>,
     /// What the next connect logs in with, if the provider was asked before the connection was given up.
-    prepared: Mutex<Option<Issued>>,
+    prepared: Arc<Mutex<Option<Issued>>>,
 }
 
 impl Login {
     pub(super) fn new(provider: Provider, request: CredentialsRequest, limit: Duration) -> Self {
         let due = watch::Sender::new(None);
         let retry = Mutex::new(Backoff::new(RETRY.0, RETRY.1));
-        Self { provider, request, limit, due, retry, prepared: Mutex::default() }
+        Self { provider, request, limit, due, retry, prepared: Arc::default() }
     }
 
     /// Asks the provider, and plans the next login.
@@ -86,17 +89,16 @@ impl Login {
         *self.prepared.lock() = None;
     }
 
-    /// Makes what was prepared for the connection before that for this one.
-    pub(super) fn inherit(&self, before: &Self) {
-        let prepared = before.prepared.lock().take();
-        *self.prepared.lock() = prepared;
+    /// Makes it the login of the client after that of another one, with what was prepared there.
+    pub(super) fn after(self, before: &Self) -> Self {
+        Self { prepared: Arc::clone(&before.prepared), ..self }
     }
 
     /// Returns what was prepared for this connect, once, unless it is old or has lapsed.
     fn use_prepared(&self) -> Option<Issued> {
         let issued = self.prepared.lock().take()?;
         let validity = issued.credentials.validity().unwrap_or(Duration::MAX);
-        let limit = validity.min(SHORTEST + self.limit);
+        let limit = validity.min(PREPARED + self.limit);
         (issued.asked.elapsed() < limit).then_some(issued)
     }
 
@@ -269,7 +271,7 @@ mod tests {
         login.fetch(None).await.unwrap();
         assert_eq!(asked(), 2);
         assert!(login.prepare().await);
-        let old = Instant::now().checked_sub(SHORTEST * 2);
+        let old = Instant::now().checked_sub(PREPARED * 2);
         login.prepared.lock().as_mut().unwrap().asked = old.unwrap();
         login.fetch(None).await.unwrap();
         assert_eq!(asked(), 4, "they may have lapsed");
@@ -292,12 +294,11 @@ mod tests {
         let before = login(Credentials::password("p").valid_for(valid));
         assert!(before.prepare().await);
         assert_eq!(due_in(&before), None);
-        let next = login(Credentials::none());
-        next.inherit(&before);
-        assert!(before.use_prepared().is_none());
+        let next = login(Credentials::none()).after(&before);
         let (_, password) = next.fetch(None).await.unwrap();
         assert_eq!(password.as_deref(), Some("p"), "not asked again");
         assert!(due_in(&next).unwrap() > valid / 3);
+        assert!(before.use_prepared().is_none(), "once");
         assert!(next.prepare().await);
         next.forget_prepared();
         assert!(next.use_prepared().is_none());

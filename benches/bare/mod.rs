@@ -23,7 +23,7 @@ pub fn script(name: &str) -> String {
 
 pub const TOKEN: &str = "5f0c5a8e-6c1f-4d5e-9a3b-1c2d3e4f5a6b:1";
 /// Time to live, count, how many fencing tokens to reserve, and how long to remember the last.
-pub const FENCED: [&str; 4] = ["30000", "1", "128", "86400000"];
+pub const FENCED: [&str; 4] = ["30000", "1", "64", "86400000"];
 
 pub async fn client(url: &str) -> Result<Client, Error> {
     let mut builder = Builder::from_config(Config::from_url(url)?);

@@ -47,7 +47,9 @@ impl Bench {
             }
         }
         server.keyspace_events(false);
-        Ok(Self { arguments, server, contenders, sink, targets: Targets::default() })
+        // Of a few contenders, some figures cannot be had.
+        let targets = Targets::default().strict(arguments.only.is_empty());
+        Ok(Self { arguments, server, contenders, sink, targets })
     }
 
     pub async fn run(&mut self) {
@@ -179,7 +181,7 @@ async fn by_processes(
     measure: Measure,
 ) {
     for round in 0..rounds {
-        for (entry, _) in chosen {
+        for (entry, _) in in_order_of(round, chosen) {
             if board.failed(entry.id) {
                 continue;
             }
@@ -192,6 +194,19 @@ async fn by_processes(
             }
         }
     }
+}
+
+/// All, in another order in each round: what the server has just done for one contender counts for the next.
+fn in_order_of<T>(round: usize, all: &[T]) -> impl Iterator<Item = &T> {
+    let count = all.len();
+    // A stride without a common divisor meets each once.
+    let strides: Vec<usize> = (1..count.max(2)).filter(|stride| gcd(*stride, count) == 1).collect();
+    let stride = strides.get(round % strides.len().max(1)).copied().unwrap_or(1);
+    (0..count).map(move |at| &all[(at * stride + round) % count])
+}
+
+fn gcd(one: usize, other: usize) -> usize {
+    if other == 0 { one } else { gcd(other, one % other) }
 }
 
 /// Those of the contenders that a scenario is for; a failure to connect becomes its row.

@@ -40,9 +40,9 @@ pub async fn run(bench: &mut Bench) {
     let ours = board.median("leasehold", "changes_per_s");
     let fair = |id: &str| board.median(id, "jain").is_some_and(|jain| jain >= 0.95);
     let best = best_peer(&chosen, &board, "changes_per_s", fair);
-    targets.at_least("4: changes/s, x best fair peer", 10.0, super::ratio(ours, best));
+    targets.at_least("4: changes/s, x best fair peer", 40.0, super::ratio(ours, best));
     targets.at_least("4: Jain's index", 0.95, board.median("leasehold", "jain"));
-    targets.at_most("4: worst wait, ms", 500.0, board.largest("leasehold", "max_wait_ms"));
+    targets.at_most("4: worst wait, ms", 100.0, board.largest("leasehold", "max_wait_ms"));
     targets.at_most("4: overlaps", 0.0, board.largest("leasehold", "overlaps"));
     targets.at_most("4: errors", 0.0, board.largest("leasehold", "errors"));
 }

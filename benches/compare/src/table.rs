@@ -80,6 +80,11 @@ impl Board {
         &mut self.rows[index]
     }
 
+    /// Has a row for a contender, in the order in which they are expected.
+    pub fn expect(&mut self, contender: &str) {
+        self.row(contender);
+    }
+
     /// The figures of one round.
     pub fn add(&mut self, sink: &mut Sink, contender: &str, figures: &[(&'static str, f64)]) {
         let scenario = self.scenario.clone();

@@ -218,6 +218,7 @@ fn choose<'a>(
 ) -> Vec<(&'a Entry, &'a dyn Runner)> {
     let mut chosen = Vec::new();
     for one in contenders.iter().filter(|one| wanted(&one.entry)) {
+        board.expect(one.entry.id);
         match &one.runner {
             Ok(runner) => chosen.push((&one.entry, &**runner)),
             Err(error) => board.fail(sink, one.entry.id, error),

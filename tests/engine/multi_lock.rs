@@ -286,32 +286,6 @@ async fn failure_of_one_name_is_named_and_leaves_nothing() {
     }
 }
 
-/// However far the call has come when its time passes while it is not polled.
-#[tokio::test(start_paused = true)]
-async fn refusal_of_a_set_is_reported_though_its_time_has_passed() {
-    for polls in 0..12 {
-        let setup = Setup::new();
-        let denied = Error::new(ErrorKind::Denied, "not allowed");
-        setup.faults.add(Rule::new(Fault::Fail(denied)).on(Call::Acquire).name("b"));
-        let mut lock = both(&setup.leases);
-        let mut call = Box::pin(lock.lock_timeout(ATTEMPT / 2));
-        let mut result = None;
-        for _ in 0..polls {
-            if let Poll::Ready(ready) = poll_once(call.as_mut()).await {
-                result = Some(ready);
-                break;
-            }
-            settle().await;
-        }
-        sleep(ATTEMPT).await;
-        let result = match result {
-            Some(result) => result,
-            None => call.await,
-        };
-        assert_eq!(failed(result), ErrorKind::Denied, "after {polls} polls");
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn outage_is_waited_out_for_one_ttl() {
     let [brief, setup] = [Setup::new(), Setup::new()];

@@ -178,7 +178,8 @@ impl LeaseManager {
     ///   one request can be served in either order.
     /// - A process whose waiters stall or die delays the others by three [poll intervals](Builder::max_poll_interval) at
     ///   most, or two [attempts](crate::guide::settings#what-follows-from-the-ttl) if that is longer: 6 s by default. A
-    ///   waiter that stalled keeps the time of its arrival.
+    ///   waiter that stalled keeps the time of its arrival. While the oldest waiter of a manager is not polled, the others
+    ///   of that manager wait behind it for at most three attempts, and waiters of other managers may overtake them.
     /// - A manager hands the lock off in memory among its own waiters, as that of a handle that is not fair. If no other manager waited
     ///   at the grant, it does so for 20 ms, and after that for those that waited at the grant. Otherwise it hands the lock
     ///   off only to waiters that came before the oldest one elsewhere.

@@ -82,10 +82,17 @@ pub fn fair_order(history: &History) -> Vec<Breach> {
                     matches!(act.deed, Deed::Close { .. })
                         && act.window().meets(Window { from: Duration::ZERO, to: first.end_at() })
                 });
+                // "While the oldest waiter of a manager is not polled, ..."
+                let is_behind = calls.iter().any(|oldest| {
+                    oldest.manager == first.manager
+                        && oldest.start.at <= first.start.at
+                        && oldest.unpolled.is_some()
+                });
                 if came_first
                     && passes(history, second, first)
                     && is_calm(history, &name, first)
                     && !closes
+                    && !is_behind
                 {
                     breaches.push(Breach {
                         promise: "fair_order",

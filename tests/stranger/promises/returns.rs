@@ -100,7 +100,13 @@ fn has_reason(history: &History, call: &Call, failure: &Failure) -> bool {
             let is_busy = history.rules.slack > history.rules.attempt;
             // "... also because the future was not polled."
             let is_late = call.unpolled.is_some() && call.way != Way::Wait;
-            is_short || is_busy || is_late || history.trouble_of(call.manager, span)
+            // "... between the two rounds of its grant"
+            let is_forced = backend == Backend::Quorum
+                && history.acts.iter().any(|act| {
+                    act.window().meets(call.window())
+                        && call.names.iter().any(|name| act.is_force_on(name))
+                });
+            is_short || is_busy || is_late || is_forced || history.trouble_of(call.manager, span)
         }
         ErrorKind::WrongType => is_another_kind(history, call),
         ErrorKind::Unsupported => match backend {

@@ -1,7 +1,7 @@
 //! Jobs that run once.
 
-use crate::history::{History, JobCall, JobOutcome};
-use crate::judge::Breach;
+use crate::history::{Backend, Deed, History, JobCall, JobOutcome};
+use crate::judge::{Breach, Window};
 
 fn pairs(history: &History) -> impl Iterator<Item = [&JobCall; 2]> {
     let all = history.jobs.iter();
@@ -18,6 +18,14 @@ pub fn job_runs_once(history: &History) -> Vec<Breach> {
         let Some(ran) = first.body else { continue };
         let Some(again) = second.body else { continue };
         let Some(ok) = ran.returned_ok else { continue };
+        // "The restarts of a majority within `keep` open the key."
+        let since = Window { from: ok.at, to: again.start.at };
+        let troubles = history.acts.iter().filter(|act| {
+            matches!(act.deed, Deed::Trouble { manager: None }) && act.window().meets(since)
+        });
+        if history.rules.backend == Backend::Quorum && troubles.count() >= 2 {
+            continue;
+        }
         if again.start.order > ok.order && again.start.at < ok.at + first.keep {
             let what = format!(
                 "a body began at {:?}, after the success at {:?}, keep {:?}",

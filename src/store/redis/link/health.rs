@@ -216,11 +216,6 @@ impl Health {
         }
     }
 
-    /// Returns whether a silent connection stays in use until there are credentials for the next one.
-    pub(super) fn outlives_silence(&self) -> bool {
-        self.outlives_silence
-    }
-
     /// Has the client replaced, because the server refuses by its role.
     pub(super) fn is_refused(&self, word: &'static str) {
         Rare::RedisRoleRefused.reached();

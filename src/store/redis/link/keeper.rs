@@ -161,12 +161,12 @@ impl Keeper {
                     health.is_in_use();
                 }
                 () = health.silent.notified(), if has_task && outliving.is_empty() => {
-                    match self.served.login.clone().filter(|_| health.outlives_silence()) {
+                    match self.served.login.clone().filter(|_| self.address.outlives_silence()) {
                         Some(login) => {
                             let client = self.served.client.clone();
                             let health = Arc::clone(&health);
-                            let limits = SilenceLimits::of(&self.address);
-                            outliving.spawn(async move { outlives(&health, &client, &login, limits).await });
+                            let address = self.address.clone();
+                            outliving.spawn(async move { outlives(&health, &client, &login, &address).await });
                         }
                         None => _ = forced.spawn(self.reconnect()),
                     }
@@ -355,28 +355,12 @@ impl Keeper {
     }
 }
 
-/// For how long a silent connection stays in use.
-#[derive(Clone, Copy)]
-struct SilenceLimits {
-    attempt: Duration,
-    /// No lease depends on the connection after that.
-    until: Instant,
-}
-
-impl SilenceLimits {
-    fn of(address: &Address) -> Self {
-        Self { attempt: address.attempt, until: Instant::now() + address.ttl }
-    }
-}
-
 /// Waits until a silent connection is answered again, or is lost, for as long as the provider has nothing to log in with for the
 /// next one. Returns false if it has, or if the time is over: then the connection is to be replaced.
-async fn outlives(
-    health: &Health,
-    client: &Client,
-    login: &Login,
-    SilenceLimits { attempt, until }: SilenceLimits,
-) -> bool {
+async fn outlives(health: &Health, client: &Client, login: &Login, address: &Address) -> bool {
+    let attempt = address.attempt;
+    // No lease depends on the connection after that.
+    let until = Instant::now() + address.ttl;
     let answers = health.silence.answers();
     let connects = *health.connects().borrow();
     let is_over = || {

@@ -29,10 +29,19 @@ pub struct Relay {
 
 struct Shared {
     upstream: u16,
-    /// Whether it looks at what passes: ZooKeeper's requests and replies.
-    framed: bool,
+    between: Between,
     state: Mutex<State>,
     changed: Condvar,
+}
+
+/// What a relay knows of the bytes that pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Between {
+    /// Requests and replies of ZooKeeper in their frames.
+    ClientAndServer,
+    /// A message with the caller's number and address, then bytes.
+    Electors,
+    Anyone,
 }
 
 #[derive(Default)]
@@ -61,19 +70,27 @@ pub mod request {
 impl Relay {
     /// Between clients and the ZooKeeper server on this port.
     pub fn to_server(upstream: u16) -> Self {
-        Self::start(upstream, true)
+        Self::start(upstream, Between::ClientAndServer)
+    }
+
+    /// To the port for elections of a ZooKeeper server.
+    ///
+    /// A server calls one with a lower number back, at the address that the lower one names, which is past the
+    /// relay. This relay leaves that address out, so the server uses the one in its configuration.
+    pub fn of_elections(upstream: u16) -> Self {
+        Self::start(upstream, Between::Electors)
     }
 
     /// Between anything else.
     pub fn of_bytes(upstream: u16) -> Self {
-        Self::start(upstream, false)
+        Self::start(upstream, Between::Anyone)
     }
 
-    fn start(upstream: u16, framed: bool) -> Self {
+    fn start(upstream: u16, between: Between) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("a bound listener has an address").port();
         let state = Mutex::default();
-        let shared = Arc::new(Shared { upstream, framed, state, changed: Condvar::new() });
+        let shared = Arc::new(Shared { upstream, between, state, changed: Condvar::new() });
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -206,7 +223,9 @@ impl Shared {
         let shared = Arc::clone(self);
         thread::spawn(move || {
             let (client, server, marked) = there;
-            let _ = shared.pass(&client, &server, |frame| shared.note(frame, &marked));
+            let _ = shared
+                .introduce(&client, &server)
+                .and_then(|()| shared.pass(&client, &server, |frame| shared.note(frame, &marked)));
             shared.end(&client, &server);
         });
         let result = self.pass(&server, &client, |frame| self.answers(frame, &marked));
@@ -214,9 +233,25 @@ impl Shared {
         result
     }
 
+    /// Passes the first message of an elector without its address.
+    ///
+    /// It is a version, the number of the server, a length and the address. A server of an older version sends its
+    /// number alone, and servers still understand that.
+    fn introduce(&self, mut client: &TcpStream, mut server: &TcpStream) -> io::Result<()> {
+        if self.between != Between::Electors {
+            return Ok(());
+        }
+        let mut head = [0; 20];
+        client.read_exact(&mut head)?;
+        let length = word(&head, 16).map_or(0, u32::from_be_bytes) as usize;
+        client.read_exact(&mut vec![0; length])?;
+        self.until_it_passes()?;
+        server.write_all(&head[8..16])
+    }
+
     /// Who was let in here does not call again if nobody listens there yet, as an ensemble's members do: this does.
     fn call(&self) -> io::Result<TcpStream> {
-        let mut tries = if self.framed { 1 } else { 100 };
+        let mut tries = if self.between == Between::ClientAndServer { 1 } else { 100 };
         loop {
             let result = TcpStream::connect((Ipv4Addr::LOCALHOST, self.upstream));
             tries -= 1;
@@ -241,12 +276,13 @@ impl Shared {
         mut to: &TcpStream,
         mut look: impl FnMut(&[u8]) -> bool,
     ) -> io::Result<()> {
+        let framed = self.between == Between::ClientAndServer;
         let mut first = true;
         loop {
-            let bytes = if self.framed { read_frame(from)? } else { read_some(&mut from)? };
+            let bytes = if framed { read_frame(from)? } else { read_some(&mut from)? };
             self.until_it_passes()?;
             // The first frame of each side is about the session.
-            if self.framed && !std::mem::take(&mut first) && !look(&bytes) {
+            if framed && !std::mem::take(&mut first) && !look(&bytes) {
                 let mut state = self.lock();
                 state.lost += 1;
                 if std::mem::take(&mut state.then_refuse) {

@@ -35,9 +35,6 @@ pub struct ZooKeeper {
 }
 
 /// What the members of an ensemble reach each other by.
-///
-/// Of two members the one with the higher number calls the other in elections. If the lower one called it would be
-/// called back, past the relay: it says where it is.
 pub struct Links(Vec<Link>);
 
 struct Link {
@@ -57,7 +54,7 @@ impl Links {
             from,
             to,
             quorum: Relay::of_bytes(ports[to].quorum),
-            election: Relay::of_bytes(ports[to].election),
+            election: Relay::of_elections(ports[to].election),
         });
         Self(links.collect())
     }
@@ -356,8 +353,12 @@ impl ZooKeeper {
 }
 
 impl Drop for ZooKeeper {
+    /// Shows the members' logs if the test fails: their folders are removed.
     fn drop(&mut self) {
         for peer in 0..self.peers.len() {
+            if std::thread::panicking() {
+                println!("log of member {peer}:\n{}", self.log(peer));
+            }
             self.kill(peer);
         }
     }

@@ -2,8 +2,10 @@
 
 use super::*;
 use leasehold::MultiLock;
+use leasehold::store::Quorum;
 use std::ops::ControlFlow;
 use std::pin::Pin;
+use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -547,4 +549,59 @@ async fn calls_unpolled_after_any_poll_keep_names_for_the_ttl() {
             assert!(taken.is_ok(), "{name} after {polls} polls");
         }
     }
+}
+
+/// A manager on a quorum of nodes that answer after a while: a grant takes a while in each round.
+fn on_slow_nodes() -> LeaseManager {
+    let node = |_| {
+        let (store, faults) = FaultyStore::new(MemoryStore::new());
+        faults.add(Rule::new(Fault::Delay(MOMENT)));
+        Arc::new(store) as _
+    };
+    let quorum = Quorum::new((0..3).map(node).collect()).expect("three nodes");
+    LeaseManager::builder().build(quorum).expect("good settings")
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_failed_while_its_call_was_not_polled_is_repeated() {
+    let (store, within) = FaultyStore::new(MemoryStore::new());
+    within.add(Rule::new(Fault::unavailable()).on(Call::Acquire).times(1));
+    let (store, faults) = FaultyStore::new(store);
+    faults.add(Rule::new(Fault::Delay(MOMENT)));
+    let leases = LeaseManager::builder().build(store).expect("good settings");
+    let unpolled = in_line(&leases, 1).await.remove(0);
+    sleep(2 * T).await;
+    let (took, lease) = timed(unpolled).await;
+    lease.expect("the store failed once").check().expect("held");
+    assert!(took < ATTEMPT, "{took:?}");
+    assert_eq!(within.calls(Call::Acquire), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn grant_that_came_while_its_call_was_not_polled_is_asked_for_again() {
+    let leases = on_slow_nodes();
+    // A node of a quorum is asked when it has been up for a while.
+    sleep(2 * T).await;
+    let mut unpolled = in_line(&leases, 1).await.remove(0);
+    sleep(2 * T).await;
+    // The grant is there, and too old.
+    assert!(poll_once(unpolled.as_mut()).await.is_pending());
+    let (took, lease) = timed(unpolled).await;
+    lease.expect("the store was never silent").check().expect("held");
+    assert!(took < ATTEMPT, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_that_were_not_polled_take_no_silence_for_the_stores() {
+    let leases = on_slow_nodes();
+    sleep(2 * T).await;
+    let mut unpolled = in_line(&leases, 3).await;
+    sleep(2 * T).await;
+    // The last one sees first that the request of the first one has no answer.
+    for waiter in unpolled.iter_mut().rev() {
+        assert!(poll_once(waiter.as_mut()).await.is_pending());
+    }
+    let ends = |waiter: Waiting| async { waiter.await.map(drop) };
+    let [first, second, third] = <[Waiting; 3]>::try_from(unpolled).unwrap_or_else(|_| panic!("3"));
+    tokio::try_join!(ends(first), ends(second), ends(third)).expect("the store was never silent");
 }

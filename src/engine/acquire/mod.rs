@@ -1,7 +1,7 @@
 //! One call that asks for a name, read downwards: its options, what the handle has already ([`AcquireLoop::run`]), its turn
 //! in this process ([`AcquireLoop::outermost`]), its requests ([`AcquireLoop::ask_store`]), and what becomes of each answer.
 //!
-//! `spec` is what a call asks for and gets. `turn` guards what it has in the queue, `attempt` guards its requests, and `wait`
+//! `spec` is what a call asks for and gets. `turn` guards what it has in the queue, `acquire_guard` guards its requests, and `wait`
 //! has the hints between them. `set` is for several names in one call.
 
 pub(super) mod acquire_guard;
@@ -26,7 +26,7 @@ use super::shared::line::OpenArrival;
 use super::shared::options::Options;
 use super::shared::queue::{Asked, HandedOff, Waits};
 use super::shared::report::{self, CallReport};
-use super::shared::served::{self, Timed, Unanswered};
+use super::shared::served::{self, Attention, Timed, Unanswered};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
@@ -108,8 +108,21 @@ pub(crate) async fn acquire_as<'a>(
     let report = &report.with_refusal(refusal);
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
-    let acquire_loop =
-        AcquireLoop { core, name, mode, fair, options, share, limit, start, answered, report, set };
+    let attention = &Attention::new(start);
+    let acquire_loop = AcquireLoop {
+        core,
+        name,
+        mode,
+        fair,
+        options,
+        share,
+        limit,
+        start,
+        attention,
+        answered,
+        report,
+        set,
+    };
     let mut acquiring = pin!(acquire_loop.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
@@ -163,6 +176,7 @@ struct AcquireLoop<'a, 'core> {
     share: Share,
     limit: WaitLimit,
     start: Instant,
+    attention: &'a Attention,
     answered: &'a AtomicBool,
     report: &'a CallReport<'a>,
     /// The set that it is a part of.
@@ -311,7 +325,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             }
             let mut pause = gap.min(core.timing.pulse_period());
             if let Some(since) = silent_since {
-                let until = since.max(self.start) + limit;
+                let until = since.max(self.attention.since()) + limit;
                 if until <= now {
                     return Err(served::silent(core, self.name));
                 }
@@ -336,7 +350,9 @@ impl<'core> AcquireLoop<'_, 'core> {
             if woken.is_err() {
                 gap = gap.saturating_mul(2);
             }
+            let due = now + pause + core.timing.attempt;
             now = core.now();
+            self.attention.polled(due, now);
         }
     }
 
@@ -404,9 +420,10 @@ impl<'core> AcquireLoop<'_, 'core> {
             }
             core.life.check()?;
             // Silence counts from the first unanswered request, including those of earlier turns,
-            // but not during pauses, nor from before this call.
+            // but not during pauses, nor from before this call, or before it was polled again.
             let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
-            let since = unanswered.since(since.max(self.start));
+            unanswered.forget_before(self.attention.since());
+            let since = unanswered.since(since.max(self.attention.since()));
             let until = since + self.silence_limit();
             attempt.send(self.request(attempt.holder()), self.set, now);
             self.note_ask(&turn, &hints, now + UNANSWERED.min(core.timing.attempt));
@@ -436,6 +453,9 @@ impl<'core> AcquireLoop<'_, 'core> {
                         }
                         GrantUse::AskAgain(why) => {
                             tracing::debug!(why, "grant released; asking again");
+                            // The store was not silent.
+                            unanswered.answered();
+                            core.queue.answered(self.name);
                             attempt.release_later(sent);
                             attempt = AcquireGuard::new(core, self.target(), core.draw_holder());
                             // The next one may be ready at once, and too late again.
@@ -463,12 +483,17 @@ impl<'core> AcquireLoop<'_, 'core> {
                     ));
                 }
                 Err(error) if error.is_unavailable() && !self.limit.is_once() => {
+                    self.attention.polled(core.timing.step_due(now), core.now());
+                    unanswered.forget_before(self.attention.since());
+                    let since = since.max(self.attention.since());
                     let Some(gap) = unanswered.gap(core, since) else {
                         return Err(attempt.failed(error));
                     };
                     tracing::debug!(%error, "acquire failed; retrying");
-                    turn.set_due(core.now() + gap + core.timing.attempt);
+                    let due = core.now() + gap + core.timing.attempt;
+                    turn.set_due(due);
                     sleep(gap).await;
+                    self.attention.polled(due, core.now());
                 }
                 Err(error) => {
                     // A refusal is an answer too.

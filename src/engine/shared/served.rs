@@ -139,6 +139,30 @@ fn is_silent(core: &Core, name: &Name, Timed { start, limit }: Timed) -> bool {
     core.now().saturating_duration_since(since) >= long
 }
 
+/// Since when a call has been polled as it planned. What it missed before does not say that the store is silent: an answer may
+/// have been there, or the next step of its request was not sent.
+///
+/// An atomic, because the future of the call is `Send`; no other thread uses it meanwhile.
+pub(crate) struct Attention(AtomicU64);
+
+impl Attention {
+    /// The attention of a call that begins at `now`.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self(AtomicU64::new(now.to_nanos()))
+    }
+
+    pub(crate) fn since(&self) -> Instant {
+        Instant::at_nanos(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Records a poll at `now`, which was due by `due`.
+    pub(crate) fn polled(&self, due: Instant, now: Instant) {
+        if due < now {
+            self.0.store(now.to_nanos(), Ordering::Relaxed);
+        }
+    }
+}
+
 /// The requests of one caller since the last answer of the store.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Unanswered {
@@ -150,6 +174,13 @@ impl Unanswered {
     /// Records an answer.
     pub(crate) fn answered(&mut self) {
         *self = Self::default();
+    }
+
+    /// Forgets those that began before `time`.
+    pub(crate) fn forget_before(&mut self, time: Instant) {
+        if self.since.is_some_and(|since| since < time) {
+            self.answered();
+        }
     }
 
     /// Returns the time of the first of them, which is `asked` if there was none.

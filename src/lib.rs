@@ -162,10 +162,17 @@
 //! - [`Loss`] is the reason why a lease was lost. An [`Overrun`] is what the process does if its work goes on; its hook gets an
 //!   [`OverrunReport`].
 //! - [`Error`], [`ErrorKind`] and [`Fate`] report what failed, what to do about it, and whether the operation took effect.
+//! - A [`Note`] says which [`Act`] took a name from its holder, and why. A [`Mark`] keeps a name [`Closed`].
+//! - A [`Layout`] is a choice of keys: those of Redisson, or of plain locks. [`Mode`] and [`HolderId`] are what a store knows of
+//!   a holder.
+//! - [`Preflight`] says what connecting does about a [`Finding`] of a [`Check`], which has a [`Severity`]; [`Unfit`] is the
+//!   error.
+//! - [`Credentials`], a [`CredentialsProvider`] and a [`PasswordFile`] are what connections log in with.
 //! - [`CloseError`] lists the names that `close` could not release.
 //! - [`HolderInfo`] describes the holder of a name, for people and dashboards; [`Metadata`] is its description of itself,
 //!   [`Owner`] the process.
-//! - An [`Observer`] (a callback) or [`Events`] (a stream) receives each [`Event`]; its [`EventKind`] says what happened.
+//! - An [`Observer`] (a callback) or [`Events`] (a stream) receives each [`Event`]; its [`EventKind`] says what happened, with
+//!   [`How`], [`Operation`], [`Outcome`] and [`Refusal`].
 //!   [`Stats`] has the counts, [`Health`] says whether a manager works, and a [`Holding`] is one hold of a manager.
 //!   [`Metrics`] is an observer of the crate `metrics`.
 //! - A [`Listing`] is a stream of the names that are in use, each [`Listed`] with its [`Kind`].
@@ -234,7 +241,7 @@ pub use observe::{
 pub use store::{
     Act, Check, Closed, Credentials, CredentialsProvider, CredentialsRequest, Finding, HolderId,
     HolderInfo, Kind, Layout, Listed, Mark, Metadata, Mode, Note, Owner, PasswordFile, Preflight,
-    TlsLibrary, Unfit, Verdict, WaitingManager,
+    Severity, TlsLibrary, Unfit, WaitingManager,
 };
 pub use tokio_util::sync::CancellationToken;
 

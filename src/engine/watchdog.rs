@@ -77,7 +77,7 @@ fn verify_all(core: &Arc<Core>) {
     let mut plan = RenewalPlan::new(core, core.now());
     let all = core.schedule.all();
     Rare::VerifiedAll.reached_if(|| !all.is_empty());
-    plan.add(core, all, State::renew_or_recall);
+    plan.add(core, all, State::renew_or_take_back);
     plan.send_all(core);
 }
 
@@ -168,7 +168,7 @@ impl<'a> RenewalPlan<'a> {
 
 /// Returns the work that is due, after the watchdog has taken the hold out of the schedule,
 /// where its time was `at`. `change` is [`State::tick`], [`State::begin_renewal`] to fill a
-/// batch, or [`State::renew_or_recall`] after a reconnect.
+/// batch, or [`State::renew_or_take_back`] after a reconnect.
 fn when_due(
     core: &Arc<Core>,
     hold: &Arc<Hold>,
@@ -197,7 +197,7 @@ fn when_due(
     }
     let rare = if rests { Rare::RestRanOut } else { Rare::TakenBack };
     rare.reached();
-    group.wakes.effects.push(core.queue.missed(hold));
+    group.wakes.effects.push(core.queue.take_back(hold));
     DueWork::Release
 }
 

@@ -67,7 +67,7 @@ pub struct Lease {
     /// Released or forgotten: Drop has nothing to do.
     over: bool,
     /// No caller has it: its call has a pulse, or changes its mode.
-    ahead: bool,
+    unreturned: bool,
 }
 
 /// Reports progress of a lease, as long as it is there.
@@ -109,30 +109,30 @@ impl LeaseState {
 impl Lease {
     /// Creates the lease that a caller gets.
     pub(crate) fn new(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
-        let mut lease = Self::in_advance(engine, claim);
+        let mut lease = Self::unreturned(engine, claim);
         lease.begin();
         lease
     }
 
     /// Creates a lease that no caller may ever get. Its [`min_hold`](Self::begin) has not begun, so that it
     /// leaves no mark when it is given up.
-    pub(crate) fn in_advance(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
+    pub(crate) fn unreturned(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
         let share = claim.share();
         let hold = claim.into_hold();
-        let ahead = hold.begin_ahead();
+        let unreturned = hold.begin_unreturned();
         let engine = Arc::clone(engine);
-        Self { engine, hold, token: OnceLock::new(), share, over: false, ahead }
+        Self { engine, hold, token: OnceLock::new(), share, over: false, unreturned }
     }
 
     /// Begins `min_hold`, and the limits that have not begun with the grant: the caller gets the lease.
     pub(crate) fn begin(&mut self) {
-        self.end_ahead();
-        self.hold.begin_min_hold(self.core());
+        self.end_unreturned();
+        self.hold.begin_limits_of_caller(self.core());
     }
 
-    fn end_ahead(&mut self) {
-        if std::mem::take(&mut self.ahead) {
-            self.hold.end_ahead();
+    fn end_unreturned(&mut self) {
+        if std::mem::take(&mut self.unreturned) {
+            self.hold.end_unreturned();
         }
     }
 
@@ -452,8 +452,8 @@ impl Lease {
         self.fence().map(|fence| format!("{fence}{reads}"))
     }
 
-    /// Writes the process and the label of this holder beside the lock now. A holder with a label otherwise does so at its
-    /// first renewal, others do not.
+    /// Writes the process and the label of this holder beside the lock now. Without this call, a holder with a label is
+    /// described at its first renewal, and one without is not.
     ///
     /// [`Builder::describe`](crate::Builder::describe) sets what is written; without it, the host, the process id and
     /// the [label](crate::Lock::label) are written.
@@ -717,12 +717,12 @@ impl Lease {
     /// Begins a change of the mode, for which it is the caller's no more.
     pub(crate) fn begin_change(&mut self) {
         self.hold.begin_change();
-        self.ahead = true;
+        self.unreturned = true;
     }
 
     /// Ends a change of the mode that was refused.
     pub(crate) fn end_change(&mut self) {
-        if std::mem::take(&mut self.ahead) {
+        if std::mem::take(&mut self.unreturned) {
             self.hold.end_change(self.core());
         }
     }
@@ -741,7 +741,7 @@ impl Lease {
             token: OnceLock::new(),
             share: Share::FIRST,
             over: false,
-            ahead: false,
+            unreturned: false,
         }
     }
 
@@ -764,7 +764,7 @@ impl Lease {
     fn end(&mut self) {
         self.over = true;
         // Before it leaves the hold, of which a caller may have another lease.
-        self.end_ahead();
+        self.end_unreturned();
         if let Some(token) = self.token() {
             token.cancel();
         }

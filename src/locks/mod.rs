@@ -3,7 +3,6 @@
 
 pub(crate) mod election;
 pub mod guard;
-mod handle;
 pub(crate) mod lease;
 pub(crate) mod lock;
 pub(crate) mod multi_lock;

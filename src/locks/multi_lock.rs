@@ -13,7 +13,7 @@
 
 use crate::clock::Instant;
 use crate::engine::{
-    AcquireSpec, CallPulse, Engine, Hold, Options, SetCall, WaitLimit, acquire, calls, served,
+    AcquireSpec, CallPulse, Engine, Hold, Options, SetCall, WaitLimit, acquire, answers, calls,
     setters,
 };
 use crate::error::{Error, ErrorKind, Loss, Result};
@@ -361,7 +361,8 @@ impl MultiLock {
                     Err(_) if heard.is_some_and(is_recent) => return Ok(None),
                     Err(_) => {
                         let mut entries = self.entries.iter();
-                        let silent = entries.find_map(|entry| served::unserved(core, &entry.name));
+                        let silent = entries
+                            .find_map(|entry| answers::silent_unless_answered(core, &entry.name));
                         return silent.map_or(Ok(None), Err);
                     }
                 },
@@ -496,7 +497,7 @@ impl Entry {
         let Self { name, current } = self;
         let result = acquire(&engine.core, name, spec, current, limit).await;
         let claim = result.map_err(|error| error.of_name(name.as_str()))?;
-        Ok(claim.map(|claim| Lease::in_advance(engine, claim)))
+        Ok(claim.map(|claim| Lease::unreturned(engine, claim)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Numbered leases: one of n names, whichever is free.
 
 use crate::engine::{
-    AcquireSpec, Core, Engine, Options, Timed, Unanswered, WaitLimit, acquire, served, setters,
+    AcquireSpec, Core, Engine, Options, Timed, Unanswered, WaitLimit, acquire, answers, setters,
 };
 use crate::error::{Error, Result};
 use crate::locks::lease::Lease;
@@ -409,13 +409,13 @@ impl Progress {
     /// Returns the error of a timed call that has passed, unless one of the slots that it asks for is known to be taken.
     fn out_of_time(&self, core: &Core, timed: Timed) -> Option<Error> {
         let waits = self.0.lock();
-        if waits.names.iter().any(|name| served::has_served(core, name)) {
+        if waits.names.iter().any(|name| answers::has_answered(core, name)) {
             return None;
         }
         if waits.failure.is_some() {
             return waits.failure.clone();
         }
-        let mut errors = waits.names.iter().map(|name| served::out_of_time(core, name, timed));
+        let mut errors = waits.names.iter().map(|name| answers::out_of_time(core, name, timed));
         errors.try_fold(Error::silent(), |_, error| error)
     }
 }

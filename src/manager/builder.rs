@@ -179,7 +179,7 @@ impl Builder {
     ///
     /// A hold that rests is released when its time ends, when another process asks for the name, and with the manager. A
     /// process that uses leasehold asks by a message, so it waits for a round trip more. Redisson, and a process
-    /// whose message is lost, wait for the rest of the time, and for longer if this process locks the name again meanwhile: up
+    /// whose message is lost, wait for the remaining time, and for longer if this process locks the name again meanwhile: up
     /// to a tenth of the TTL. A few tens of milliseconds are enough for most uses.
     ///
     /// **Do not use it** where a message can overtake the release. [`unlock`](crate::Lease::unlock) returns before the store has
@@ -743,7 +743,7 @@ impl Builder {
     /// [`Finding`], also what is fine, and what this user may not see.
     ///
     /// It never fails: an invalid URL or setting, a server that is away, a wrong password or a missing permission is a finding
-    /// with [`Verdict::Failure`](crate::Verdict::Failure). No answer of a server is waited for forever: it takes about 11 s, in
+    /// with [`Severity::Failure`](crate::Severity::Failure). No answer of a server is waited for forever: it takes about 11 s, in
     /// which the clocks of the servers are watched, and at most a minute and a half. It only reads, besides the try-out of permissions
     /// that [`connect`](Self::connect) does as well, for names that begin with the prefix and `leasehold-probe:`.
     /// [`preflight`](Self::preflight) does not count here.
@@ -767,10 +767,10 @@ impl Builder {
     ///
     /// ```no_run
     /// # async fn examined() {
-    /// use leasehold::{LeaseManager, Verdict};
+    /// use leasehold::{LeaseManager, Severity};
     ///
     /// let findings = LeaseManager::builder().prefix("app:").examine("redis://127.0.0.1:6379").await;
-    /// for finding in findings.iter().filter(|finding| finding.verdict > Verdict::Fine) {
+    /// for finding in findings.iter().filter(|finding| finding.severity > Severity::Fine) {
     ///     println!("{}: {finding}", finding.check);
     /// }
     /// # }

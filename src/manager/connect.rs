@@ -7,7 +7,7 @@ use crate::engine::{Core, Engine, Overrun, Overruns, Timing, presence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::connect::options::{Common, in_task};
 use crate::store::url::Backend;
-use crate::store::{Check, Finding, MemoryStore, Owner, Store, Verdict};
+use crate::store::{Check, Finding, MemoryStore, Owner, Severity, Store};
 use crate::util::runtime;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub(super) async fn examine(builder: Builder, url: &str) -> Vec<Finding> {
     runtime::need();
     let of_settings = |error: Error| {
         let advice = error.message().to_owned();
-        vec![Finding::new(Check::Settings, Verdict::Failure, "all", advice)]
+        vec![Finding::new(Check::Settings, Severity::Failure, "all", advice)]
     };
     let timing = match builder.checked() {
         Ok((timing, _)) => timing,

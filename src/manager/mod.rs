@@ -185,7 +185,7 @@ impl LeaseManager {
     ///   off only to waiters that came before the oldest one elsewhere.
     /// - Handles that are not fair, and Redisson, take the lock whenever it is free. While they do, the wait of a fair
     ///   handle has no bound. Where the order counts, use fair handles only, above all in one manager: a fair handle that
-    ///   waits behind one that is not fair, of its own manager, has no place in the order yet.
+    ///   waits behind one that is not fair, of its own manager, has no arrival yet.
     /// - [`try_lock`](Lock::try_lock) has no place either, and overtakes no waiter that has one. [`steal`](Lock::steal)
     ///   overtakes them all.
     ///

@@ -19,7 +19,7 @@ pub(crate) mod zookeeper;
 pub use connect::credentials::{
     Credentials, CredentialsProvider, CredentialsRequest, PasswordFile,
 };
-pub use connect::finding::{Check, Finding, Verdict};
+pub use connect::finding::{Check, Finding, Severity};
 pub use connect::layout::Layout;
 pub use connect::options::ConnectOptions;
 pub use connect::preflight::{Preflight, Unfit};
@@ -34,8 +34,8 @@ pub use contract::mode::{Kind, Mode};
 pub(crate) use contract::name::NameMap;
 pub use contract::name::{HolderId, Name};
 pub(crate) use contract::note::steal_by_force;
+pub use contract::note::{Act, Reason};
 pub use contract::note::{Hint, Inbox, InboxSender, Note, Steal, Want};
-pub use contract::reason::{Act, Reason};
 pub use contract::request::{
     About, Acquire, Arrival, Ends, Fencing, ForceRelease, Inspect, Release, RenewBatch, Renewal,
     Reservation, Reserve, Resize, Topic, Wait,

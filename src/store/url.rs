@@ -1,7 +1,7 @@
 //! From a URL to a store: the one place that knows them all.
 
 use super::connect::examination::Examination;
-use super::connect::finding::{Check, Finding, Verdict};
+use super::connect::finding::{Check, Finding, Severity};
 use super::connect::options::{Common, ConnectOptions, in_task};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -197,7 +197,7 @@ impl Backend {
             Self::ZooKeeper(address) => Box::pin(crate::store::zookeeper::examine(address)).await,
             Self::Memory | Self::Quorum(_) => {
                 let advice = "is the memory of this process, which has no servers to examine";
-                let finding = Finding::new(Check::Reachable, Verdict::Fine, "memory:", advice);
+                let finding = Finding::new(Check::Reachable, Severity::Fine, "memory:", advice);
                 Examination::of(finding)
             }
         }

@@ -1,7 +1,7 @@
 //! "This was reached": rare states of the inside, which tests with faults count.
 //!
 //! A state is here if something was mended in it once, or if it takes two things at once that seldom meet. A call of
-//! [`Rare::reached`] stands in the rare branch itself, never on the way of a plain lock and unlock. Without the feature
+//! [`Rare::reached`] stands in the rare branch itself, never on the way of a lock and unlock without contention. Without the feature
 //! `testing` it is nothing at all. `tests/kit/reached.txt` says which tests must reach which state.
 
 #[cfg(any(test, feature = "testing"))]

@@ -24,7 +24,7 @@ struct Report {
 
 struct Found {
     check: String,
-    verdict: String,
+    severity: String,
     server: String,
     message: String,
 }
@@ -56,10 +56,10 @@ impl Report {
         let read = |line: &str| {
             let value: Value = serde_json::from_str(line).expect("an object a line");
             let text = |name: &str| value[name].as_str().expect("a text").to_owned();
-            let verdict = text("verdict");
+            let severity = text("severity");
             Found {
                 check: text("check"),
-                verdict,
+                severity,
                 server: text("server"),
                 message: text("message"),
             }
@@ -67,20 +67,20 @@ impl Report {
         self.stdout.lines().map(read).collect()
     }
 
-    /// The checks with this verdict, each with its server and its message.
-    fn with(&self, verdict: &str) -> Vec<String> {
-        let found = self.findings().into_iter().filter(|found| found.verdict == verdict);
+    /// The checks with this severity, each with its server and its message.
+    fn with(&self, severity: &str) -> Vec<String> {
+        let found = self.findings().into_iter().filter(|found| found.severity == severity);
         found
             .map(|Found { check, server, message, .. }| format!("{check} {server} {message}"))
             .collect()
     }
 
-    /// Asserts that one finding with this verdict has all these words.
+    /// Asserts that one finding with this severity has all these words.
     #[track_caller]
-    fn has(&self, verdict: &str, words: &[&str]) {
-        let found = self.with(verdict);
+    fn has(&self, severity: &str, words: &[&str]) {
+        let found = self.with(severity);
         let is_there = found.iter().any(|found| words.iter().all(|word| found.contains(word)));
-        assert!(is_there, "no {verdict} with {words:?} in {self:#?}");
+        assert!(is_there, "no {severity} with {words:?} in {self:#?}");
     }
 }
 

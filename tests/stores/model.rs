@@ -45,7 +45,7 @@ enum Op {
 
 /// What a store answers, and the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+enum Severity {
     /// A store returns the fencing token; the model returns the number of the grant.
     Granted(u64),
     Held,
@@ -94,38 +94,38 @@ impl Model {
         }
     }
 
-    fn run(&mut self, op: &Op) -> Verdict {
+    fn run(&mut self, op: &Op) -> Severity {
         match *op {
             Op::Acquire { who, name } => match self.own(who, name) {
-                Ok(hold) => Verdict::Granted(hold.grant),
-                Err(Absence::Taken) => Verdict::Held,
+                Ok(hold) => Severity::Granted(hold.grant),
+                Err(Absence::Taken) => Severity::Held,
                 Err(_) => {
                     self.grants += 1;
                     let grant = self.grants;
                     self.holds.insert(name, Hold { who, count: 1, grant });
-                    Verdict::Granted(grant)
+                    Severity::Granted(grant)
                 }
             },
             Op::Release { who, name, count } => match self.own(who, name) {
                 Ok(hold) if count > 0 => {
                     hold.count = count;
-                    Verdict::Done
+                    Severity::Done
                 }
                 Ok(_) => {
                     self.holds.remove(&name);
-                    Verdict::Done
+                    Severity::Done
                 }
-                Err(absence) => Verdict::Absent(absence),
+                Err(absence) => Severity::Absent(absence),
             },
-            Op::Renew { ref whom } => Verdict::Renewed(
+            Op::Renew { ref whom } => Severity::Renewed(
                 whom.iter().map(|(who, name)| self.own(*who, *name).err()).collect(),
             ),
             Op::Force { name } | Op::Delete { name } => {
-                Verdict::Was(self.holds.remove(&name).is_some())
+                Severity::Was(self.holds.remove(&name).is_some())
             }
             Op::Lapse => {
                 self.holds.clear();
-                Verdict::Done
+                Severity::Done
             }
         }
     }
@@ -320,22 +320,22 @@ impl<'a> Trial<'a> {
         self.subject.runtime().block_on(async { self.subject.store().release(request).await })
     }
 
-    fn run(&self, op: &Op) -> leasehold::Result<Verdict> {
+    fn run(&self, op: &Op) -> leasehold::Result<Severity> {
         let store = self.subject.store();
         let runtime = self.subject.runtime();
         Ok(match op {
             Op::Acquire { who, name } => match self.acquire(*who, *name)? {
-                Acquired::Granted { fence, .. } => Verdict::Granted(fence.expect("a fence")),
+                Acquired::Granted { fence, .. } => Severity::Granted(fence.expect("a fence")),
                 Acquired::Held { remaining, .. } => {
                     assert!(remaining.is_some_and(|left| left <= TTL), "{remaining:?}");
-                    Verdict::Held
+                    Severity::Held
                 }
-                Acquired::NotYours(absence) => Verdict::Absent(absence),
+                Acquired::NotYours(absence) => Severity::Absent(absence),
                 other => panic!("{other:?}"),
             },
             Op::Release { who, name, count } => match self.release(*who, *name, *count)? {
-                Released::Done { .. } => Verdict::Done,
-                Released::NotYours(absence) => Verdict::Absent(absence),
+                Released::Done { .. } => Severity::Done,
+                Released::NotYours(absence) => Severity::Absent(absence),
                 other => panic!("{other:?}"),
             },
             Op::Renew { whom } => {
@@ -345,16 +345,16 @@ impl<'a> Trial<'a> {
                 let batch = RenewBatch::new(whom.iter().map(renewal).collect(), TTL, TIMEOUT)
                     .with_fence_retention(Some(TTL * 2));
                 let renewed = runtime.block_on(RenewCall::join(store.renew(batch)))?;
-                Verdict::Renewed(renewed.verdicts.into_iter().collect::<Result<_, _>>()?)
+                Severity::Renewed(renewed.verdicts.into_iter().collect::<Result<_, _>>()?)
             }
             Op::Force { name } => {
                 let request = ForceRelease::new(self.target(*name), TIMEOUT);
-                Verdict::Was(runtime.block_on(store.force_release(request))?)
+                Severity::Was(runtime.block_on(store.force_release(request))?)
             }
-            Op::Delete { name } => Verdict::Was(self.subject.delete(&self.names[*name])),
+            Op::Delete { name } => Severity::Was(self.subject.delete(&self.names[*name])),
             Op::Lapse => {
                 self.subject.lapse(&self.names);
-                Verdict::Done
+                Severity::Done
             }
         })
     }
@@ -363,11 +363,11 @@ impl<'a> Trial<'a> {
     fn check(
         &mut self,
         op: &Op,
-        expected: &Verdict,
-        verdict: Verdict,
+        expected: &Severity,
+        verdict: Severity,
     ) -> Result<(), TestCaseError> {
         let label = self.subject.label();
-        let (Op::Acquire { name, .. }, Verdict::Granted(grant), Verdict::Granted(fence)) =
+        let (Op::Acquire { name, .. }, Severity::Granted(grant), Severity::Granted(fence)) =
             (op, expected, &verdict)
         else {
             prop_assert_eq!(&verdict, expected, "{}: {:?}", label, op);

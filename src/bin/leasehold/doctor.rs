@@ -4,7 +4,7 @@ use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
 use crate::output;
 use clap::{Args, ValueHint};
-use leasehold::{Finding, Verdict};
+use leasehold::{Finding, Severity};
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub(crate) struct Doctor {
     /// The store, in place of --url. A password belongs into the file that LEASEHOLD_PASSWORD_FILE names
     #[arg(value_name = "URL", value_hint = ValueHint::Url)]
     store: Option<String>,
-    /// Print an object a line, with check, verdict, server and message
+    /// Print an object a line, with check, severity, server and message
     #[arg(long)]
     json: bool,
 }
@@ -46,13 +46,13 @@ impl Doctor {
             findings.iter().try_for_each(|finding| output::object(&object(finding)))?;
         } else {
             // Stable, so the servers keep their order.
-            findings.sort_by_key(|finding| finding.verdict);
+            findings.sort_by_key(|finding| finding.severity);
             print(&findings)?;
             output::say(&summary(&findings));
         }
-        Ok(match findings.iter().map(|finding| finding.verdict).max() {
-            Some(Verdict::Failure) => FOUND_FAILURES,
-            Some(Verdict::Fine) | None => Exit::SUCCESS,
+        Ok(match findings.iter().map(|finding| finding.severity).max() {
+            Some(Severity::Failure) => FOUND_FAILURES,
+            Some(Severity::Fine) | None => Exit::SUCCESS,
             _ => WARNED,
         })
     }
@@ -86,24 +86,24 @@ async fn with_progress<T>(work: impl Future<Output = T>) -> T {
 fn object(finding: &Finding) -> Value {
     json!({
         "check": finding.check.to_string(),
-        "verdict": finding.verdict.to_string(),
+        "severity": finding.severity.to_string(),
         "server": finding.server,
         "message": finding.message(),
     })
 }
 
 fn summary(findings: &[Finding]) -> String {
-    let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     format!(
         "{} fine, {} not checked, {} warnings, {} failures",
-        count(Verdict::Fine),
-        count(Verdict::NotChecked),
-        count(Verdict::Warning),
-        count(Verdict::Failure)
+        count(Severity::Fine),
+        count(Severity::NotChecked),
+        count(Severity::Warning),
+        count(Severity::Failure)
     )
 }
 
-/// Prints a table. On a terminal, messages are wrapped, and verdicts have colours.
+/// Prints a table. On a terminal, messages are wrapped, and severities have colours.
 fn print(findings: &[Finding]) -> Result<(), Failure> {
     let is_terminal = io::stdout().is_terminal();
     let width = output::terminal_width();
@@ -113,9 +113,9 @@ fn print(findings: &[Finding]) -> Result<(), Failure> {
     let checks = longest(|row| &row.check).unwrap_or_default();
     let servers = longest(|row| &row.server).unwrap_or_default();
     for row in &rows {
-        let Row { verdict, check, server, message } = row;
-        let name = format!("{verdict:<11}");
-        let name = if colours { format!("\x1b[{}m{name}\x1b[0m", colour(*verdict)) } else { name };
+        let Row { severity, check, server, message } = row;
+        let name = format!("{severity:<11}");
+        let name = if colours { format!("\x1b[{}m{name}\x1b[0m", colour(*severity)) } else { name };
         let before = 11 + 2 + checks + 2 + servers + 2;
         let mut lines =
             wrapped(message, width.map(|width| width.saturating_sub(before))).into_iter();
@@ -129,7 +129,7 @@ fn print(findings: &[Finding]) -> Result<(), Failure> {
 }
 
 struct Row {
-    verdict: Verdict,
+    severity: Severity,
     check: String,
     server: String,
     message: String,
@@ -140,15 +140,15 @@ impl Row {
         // Both have words of the servers.
         let server = output::printable(&finding.server);
         let message = output::printable(finding.message());
-        Self { verdict: finding.verdict, check: finding.check.to_string(), server, message }
+        Self { severity: finding.severity, check: finding.check.to_string(), server, message }
     }
 }
 
-/// Returns the number of the colour of a verdict.
-fn colour(verdict: Verdict) -> u8 {
-    match verdict {
-        Verdict::Fine => 32,
-        Verdict::Failure => 31,
+/// Returns the number of the colour of a severity.
+fn colour(severity: Severity) -> u8 {
+    match severity {
+        Severity::Fine => 32,
+        Severity::Failure => 31,
         _ => 33,
     }
 }

@@ -12,7 +12,7 @@ use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Grant;
 use crate::engine::shared::job::{Job, Sweep};
 use crate::engine::shared::options::Options;
-use crate::engine::shared::{calls, line, served};
+use crate::engine::shared::{answers, calls, line};
 use crate::error::{Error, Fate, Result};
 use crate::store::{Acquire, Acquired, HolderId, StoreFuture, Target};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl<'a> AcquireGuard<'a> {
     /// Waits for the request in flight.
     pub(in crate::engine) async fn land(&mut self) -> Result<Acquired> {
         let verdict = calls::land(&mut self.flight).await;
-        served::note_answer(self.core, &self.sweep.target.name, self.since, &verdict);
+        answers::note_answer(self.core, &self.sweep.target.name, self.since, &verdict);
         if let Ok(Acquired::Granted { .. }) = &verdict {
             // A grant ends the arrival.
             self.sweep.arrival_recorded = false;
@@ -112,7 +112,7 @@ impl<'a> AcquireGuard<'a> {
             sent,
             now,
             unsure_until: self.sweep.until.take(),
-            scope: HandoffScope::Plain,
+            scope: HandoffScope::OutsideTheLine,
             slot: turn.into_slot(),
         }
     }
@@ -127,10 +127,10 @@ impl Drop for AcquireGuard<'_> {
     fn drop(&mut self) {
         let sweep = &self.sweep;
         match self.flight.take() {
-            Some(verdict) => self.core.submit(Job::Abandon { sweep: sweep.clone(), verdict }),
+            Some(verdict) => self.core.submit(Job::FinishAcquire { sweep: sweep.clone(), verdict }),
             None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep.clone())),
             None if sweep.arrival_recorded => {
-                line::leave_later(self.core, sweep.target.clone(), sweep.holder);
+                line::give_up_later(self.core, sweep.target.clone(), sweep.holder);
             }
             None => {}
         }

@@ -19,14 +19,14 @@ use super::machine::count::Share;
 use super::machine::hold::NoEntry;
 use super::machine::mode;
 use super::machine::name::TurnOutcome;
+use super::shared::answers::{self, Attention, Timed, Unanswered};
 use super::shared::core::Core;
 use super::shared::hold::{Grant, Hold};
 use super::shared::job::Job;
 use super::shared::line::OpenArrival;
 use super::shared::options::Options;
-use super::shared::queue::{Asked, HandedOff, Waits};
+use super::shared::queue::{HandedOff, PermitsRequest, Waits};
 use super::shared::report::{self, CallReport};
-use super::shared::served::{self, Attention, Timed, Unanswered};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::observe::Operation;
@@ -47,7 +47,7 @@ use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tracing::Level;
 use turn::{Admission, Turn, WaiterGuard};
-use wait::Hints;
+use wait::Subscription;
 
 /// A server counts the time to live in milliseconds; this margin lets it end first.
 pub(crate) const AFTER_EXPIRY: Duration = Duration::from_millis(5);
@@ -130,9 +130,9 @@ pub(crate) async fn acquire_as<'a>(
         WaitLimit::For(limit) => match timeout(limit, attended).await {
             Ok(result) => result,
             Err(_) if answered.load(Ordering::Relaxed) => {
-                served::out_of_time(core, name, Timed { start, limit }).map_or(Ok(None), Err)
+                answers::out_of_time(core, name, Timed { start, limit }).map_or(Ok(None), Err)
             }
-            Err(_) => served::unserved(core, name).map_or(Ok(None), Err),
+            Err(_) => answers::silent_unless_answered(core, name).map_or(Ok(None), Err),
         },
         WaitLimit::Once | WaitLimit::Forever => attended.await,
     };
@@ -303,7 +303,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     ) -> Result<(Admission, Instant)> {
         let core = self.core;
         let limit = self.silence_limit();
-        let mut hints = Hints::NotSubscribed;
+        let mut subscription = Subscription::NotSubscribed;
         let mut gap = FIRST_GAP;
         let mut reported = false;
         loop {
@@ -327,7 +327,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             if let Some(since) = silent_since {
                 let until = since.max(self.attention.since()) + limit;
                 if until <= now {
-                    return Err(served::silent(core, self.name));
+                    return Err(answers::silent(core, self.name));
                 }
                 pause = pause.min(until.saturating_duration_since(now));
             }
@@ -342,7 +342,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 tokio::select! {
                     biased;
                     woken = woken => woken,
-                    never = Box::pin(self.verify_on_hints(&mut hints)) => match never {},
+                    never = Box::pin(self.verify_on_hints(&mut subscription)) => match never {},
                 }
             } else {
                 woken.await
@@ -409,10 +409,10 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// this call asks only once, or if the turn was reclaimed because its steps took too long.
     async fn ask_store(&self, mut turn: Turn, now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
-        let mut attempt = AcquireGuard::new(core, self.target(), core.draw_holder());
-        let mut hints = Hints::NotSubscribed;
+        let mut guard = AcquireGuard::new(core, self.target(), core.draw_holder());
+        let mut subscription = Subscription::NotSubscribed;
         let mut unanswered = Unanswered::default();
-        let mut now = self.wait_to_ask(&mut turn, &mut hints, attempt.holder(), now).await;
+        let mut now = self.wait_to_ask(&mut turn, &mut subscription, guard.holder(), now).await;
         loop {
             if let Some(set) = self.set {
                 set.arrive().await;
@@ -425,10 +425,10 @@ impl<'core> AcquireLoop<'_, 'core> {
             unanswered.forget_before(self.attention.since());
             let since = unanswered.since(since.max(self.attention.since()));
             let until = since + self.silence_limit();
-            attempt.send(self.request(attempt.holder()), self.set, now);
-            self.note_ask(&turn, &hints, now + UNANSWERED.min(core.timing.attempt));
-            let Some(verdict) = self.answer(&turn, pin!(attempt.land()), now, until).await else {
-                let silent = served::silent(core, self.name);
+            guard.send(self.request(guard.holder()), self.set, now);
+            self.note_ask(&turn, &subscription, now + UNANSWERED.min(core.timing.attempt));
+            let Some(verdict) = self.answer(&turn, pin!(guard.land()), now, until).await else {
+                let silent = answers::silent(core, self.name);
                 report::count_failure(core, Operation::Acquire, now, 1);
                 return Err(silent);
             };
@@ -441,14 +441,14 @@ impl<'core> AcquireLoop<'_, 'core> {
                             let grant = Grant {
                                 options: self.options.clone(),
                                 scope: HandoffScope::of(self.fair, sent, oldest),
-                                ..attempt.into_grant(turn, sent, fence, reached, now)
+                                ..guard.into_grant(turn, sent, fence, reached, now)
                             };
                             let hold = Hold::begin(core, grant, self.report);
                             return Ok(Some(Claim::of(self.core, hold)));
                         }
                         GrantUse::Excluded => {
                             core.queue.answered(self.name);
-                            attempt.release_later(sent);
+                            guard.release_later(sent);
                             return Ok(None);
                         }
                         GrantUse::AskAgain(why) => {
@@ -456,8 +456,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                             // The store was not silent.
                             unanswered.answered();
                             core.queue.answered(self.name);
-                            attempt.release_later(sent);
-                            attempt = AcquireGuard::new(core, self.target(), core.draw_holder());
+                            guard.release_later(sent);
+                            guard = AcquireGuard::new(core, self.target(), core.draw_holder());
                             // The next one may be ready at once, and too late again.
                             yield_now().await;
                         }
@@ -474,8 +474,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                     self.report.waits(|| 0);
                     unanswered.answered();
                     turn.held_elsewhere();
-                    let until = self.ask_again_at(&turn, &hints, now, remaining);
-                    self.wait_to_retry(&turn, &mut hints, attempt.holder(), until).await;
+                    let until = self.ask_again_at(&turn, &subscription, now, remaining);
+                    self.wait_to_retry(&turn, &mut subscription, guard.holder(), until).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
                     return Err(Error::protocol(
@@ -487,7 +487,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     unanswered.forget_before(self.attention.since());
                     let since = since.max(self.attention.since());
                     let Some(gap) = unanswered.gap(core, since) else {
-                        return Err(attempt.failed(error));
+                        return Err(guard.failed(error));
                     };
                     tracing::debug!(%error, "acquire failed; retrying");
                     let due = core.now() + gap + core.timing.attempt;
@@ -500,7 +500,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     if !error.is_unavailable() {
                         core.queue.answered(self.name);
                     }
-                    return Err(attempt.failed(error));
+                    return Err(guard.failed(error));
                 }
             }
             now = core.now();
@@ -556,7 +556,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     async fn wait_to_retry<'a>(
         &'a self,
         turn: &Turn,
-        hints: &mut Hints<'a>,
+        subscription: &mut Subscription<'a>,
         holder: HolderId,
         until: Instant,
     ) {
@@ -570,7 +570,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             }
             let is_hint = tokio::select! {
                 biased;
-                is_hint = hints.wait(core, self.target(), holder, step) => is_hint,
+                is_hint = subscription.wait(core, self.target(), holder, step) => is_hint,
                 // Then there is nothing to ask for.
                 () = turn.ended() => true,
             };
@@ -599,7 +599,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     fn ask_again_at(
         &self,
         turn: &Turn,
-        hints: &Hints<'_>,
+        subscription: &Subscription<'_>,
         sent: Instant,
         remaining: Option<Duration>,
     ) -> Instant {
@@ -610,15 +610,19 @@ impl<'core> AcquireLoop<'_, 'core> {
         // A release since then may wake no waiter. If permits change hands faster than the store subscribes, none of the
         // calls hears one.
         let took = now.saturating_duration_since(sent);
-        let next_call = if hints.may_miss() { until.min(now + took) } else { until };
-        self.note_ask(turn, hints, next_call);
+        let next_call = if subscription.may_miss() { until.min(now + took) } else { until };
+        self.note_ask(turn, subscription, next_call);
         until
     }
 
     /// Records the last request for the call that asks after this one, if a hold is handed off to this one.
-    fn note_ask(&self, turn: &Turn, hints: &Hints<'_>, again_at: Instant) {
+    fn note_ask(&self, turn: &Turn, subscription: &Subscription<'_>, again_at: Instant) {
         if !self.limit.is_once() && mode::can_seek(self.mode) {
-            turn.note_ask(Asked { mode: self.mode, wakeups: hints.wakeups(), again_at });
+            turn.note_ask(PermitsRequest {
+                mode: self.mode,
+                wakeups: subscription.wakeups(),
+                again_at,
+            });
         }
     }
 
@@ -627,12 +631,12 @@ impl<'core> AcquireLoop<'_, 'core> {
     async fn wait_to_ask<'a>(
         &'a self,
         turn: &mut Turn,
-        hints: &mut Hints<'a>,
+        subscription: &mut Subscription<'a>,
         holder: HolderId,
         mut now: Instant,
     ) -> Instant {
         if let Some(last) = turn.last_ask.take_if(|_| !self.limit.is_once()) {
-            Box::pin(self.wait_as_before(turn, hints, holder, last)).await;
+            Box::pin(self.wait_as_before(turn, subscription, holder, last)).await;
             now = self.core.now();
         }
         turn.set_fair(self.fair);
@@ -647,20 +651,20 @@ impl<'core> AcquireLoop<'_, 'core> {
     async fn wait_as_before<'a>(
         &'a self,
         turn: &Turn,
-        hints: &mut Hints<'a>,
+        subscription: &mut Subscription<'a>,
         holder: HolderId,
-        last: Asked,
+        last: PermitsRequest,
     ) {
         // Those of another runtime might come late: then this call subscribes itself.
         if let Some(wakeups) = last.wakeups.as_ref().filter(|wakeups| wakeups.is_of_this_runtime())
         {
-            *hints = Hints::Subscribed(Arc::clone(wakeups));
+            *subscription = Subscription::Subscribed(Arc::clone(wakeups));
         }
         // The store may grant another number of permits.
         if last.mode == self.mode {
             let again_at = last.again_at;
             turn.note_ask(last);
-            self.wait_to_retry(turn, hints, holder, again_at).await;
+            self.wait_to_retry(turn, subscription, holder, again_at).await;
         }
     }
 
@@ -705,7 +709,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 return self.check_modes().map(|()| None);
             }
             if until <= now {
-                return Err(served::silent(core, self.name));
+                return Err(answers::silent(core, self.name));
             }
             if let Ok(admission) = waiter.pulse(now) {
                 Rare::TryOutlastedSilence.reached();
@@ -755,11 +759,11 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     /// Renews the hold ahead at each hint: it may have been forced open elsewhere.
-    async fn verify_on_hints<'a>(&'a self, hints: &mut Hints<'a>) -> Infallible {
+    async fn verify_on_hints<'a>(&'a self, subscription: &mut Subscription<'a>) -> Infallible {
         let core = self.core;
         loop {
-            let subscribed = hints.is_subscribed();
-            hints.hint(core, self.target(), None).await;
+            let subscribed = subscription.is_subscribed();
+            subscription.heard(core, self.target(), None).await;
             // Neither the subscription nor a release of this process, which a new grant follows, is
             // worth a renewal: a hold is not handed off during one.
             let holds = if subscribed { core.queue.holds_of(self.name) } else { Vec::new() };

@@ -5,8 +5,10 @@ use crate::engine::machine::contention::{Demand, HolderSlot};
 use crate::engine::machine::name::TurnOutcome;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::options::{NO_OPTIONS, Options};
-use crate::engine::shared::queue::{Asked, Begun, Found, GrantedTurn, HandedOff, Queue, Waits};
-use crate::engine::shared::wakers::{TurnNumber, Woken};
+use crate::engine::shared::queue::{
+    Begun, Found, GrantedTurn, HandedOff, PermitsRequest, Queue, Waits,
+};
+use crate::engine::shared::wakers::{TurnNumber, WakeReceiver};
 use crate::store::{Mode, Name};
 use crate::util::reached::Rare;
 use std::sync::Arc;
@@ -34,7 +36,7 @@ pub(crate) struct WaiterGuard<'a> {
     /// Whether it may be in the queue.
     queued: bool,
     /// Is sent to when an offer comes. Created when it has to wait.
-    woken: Option<Woken>,
+    woken: Option<WakeReceiver>,
     /// A hold that came with the wake-up, for the next pulse.
     handed_off: Option<HandedOff>,
 }
@@ -156,7 +158,7 @@ pub(crate) struct Turn {
     fair: bool,
     not_before: Option<Instant>,
     /// The last request of the call that asked before, if a hold was handed off to that one.
-    pub(in crate::engine) last_ask: Option<Asked>,
+    pub(in crate::engine) last_ask: Option<PermitsRequest>,
 }
 
 impl Turn {
@@ -242,12 +244,12 @@ impl Turn {
     }
 
     /// Lets holds be handed off to the call that has this turn.
-    pub(in crate::engine) fn seek(&self, options: &Options) -> Woken {
+    pub(in crate::engine) fn seek(&self, options: &Options) -> WakeReceiver {
         self.queue.seek(&self.name, self.turn, options)
     }
 
     /// Records the last request of this call, for the next turn, if a hold is handed off to this call.
-    pub(super) fn note_ask(&self, last: Asked) {
+    pub(super) fn note_ask(&self, last: PermitsRequest) {
         self.queue.note_ask(&self.name, self.turn.number, last);
     }
 

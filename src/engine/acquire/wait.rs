@@ -1,10 +1,10 @@
-//! Hints that a name may be free, and the waits of a caller that polls.
+//! Subscription that a name may be free, and the waits of a caller that polls.
 
 use super::AFTER_EXPIRY;
 use crate::clock::Instant;
+use crate::engine::shared::answers::Unanswered;
 use crate::engine::shared::calls::{self, in_time};
 use crate::engine::shared::core::Core;
-use crate::engine::shared::served::Unanswered;
 use crate::error::{Error, Result};
 use crate::store::{HolderId, Name, Target, Wakeups};
 use std::future::{Future, pending};
@@ -17,7 +17,7 @@ use tokio::time::sleep;
 const SHORTEST_GAP: Duration = Duration::from_millis(1);
 
 /// The source of hints between two attempts.
-pub(crate) enum Hints<'a> {
+pub(crate) enum Subscription<'a> {
     NotSubscribed,
     Subscribing(Subscribing<'a>),
     /// Shared with the queue, for the call that asks next.
@@ -28,7 +28,7 @@ pub(crate) enum Hints<'a> {
 
 type Subscribing<'a> = Pin<Box<dyn Future<Output = Result<Option<Wakeups>>> + Send + 'a>>;
 
-impl<'a> Hints<'a> {
+impl<'a> Subscription<'a> {
     pub(crate) fn is_subscribed(&self) -> bool {
         matches!(self, Self::Subscribed(_))
     }
@@ -56,13 +56,13 @@ impl<'a> Hints<'a> {
     ) -> bool {
         tokio::select! {
             biased;
-            () = self.hint(core, target, Some(holder)) => true,
+            () = self.heard(core, target, Some(holder)) => true,
             () = sleep(pause) => false,
         }
     }
 
     /// Waits for a hint. Dropping the future loses no hint and no subscription in progress.
-    pub(crate) async fn hint(&mut self, core: &'a Core, target: Target, holder: Option<HolderId>) {
+    pub(crate) async fn heard(&mut self, core: &'a Core, target: Target, holder: Option<HolderId>) {
         if let Self::NotSubscribed = self {
             let limit = core.timing.attempt;
             let subscribe = calls::subscribe(core, target.clone(), holder);
@@ -92,7 +92,7 @@ impl<'a> Hints<'a> {
 pub(crate) struct Polling<'a> {
     core: &'a Core,
     target: Target,
-    hints: Hints<'a>,
+    subscription: Subscription<'a>,
     /// The time at which it gives up; `None` for one that does not wait.
     until: Option<Instant>,
     unanswered: Unanswered,
@@ -107,7 +107,7 @@ impl<'a> Polling<'a> {
         Self {
             core,
             target: Target::exclusive(name.clone()),
-            hints: Hints::NotSubscribed,
+            subscription: Subscription::NotSubscribed,
             until,
             unanswered: Unanswered::default(),
             free: 0,
@@ -143,7 +143,7 @@ impl<'a> Polling<'a> {
         tokio::select! {
             biased;
             // Without a holder: the store keeps no arrival for it.
-            () = self.hints.hint(self.core, self.target.clone(), None) => {}
+            () = self.subscription.heard(self.core, self.target.clone(), None) => {}
             () = self.core.life.pause(pause) => {}
         }
         self.core.life.check()

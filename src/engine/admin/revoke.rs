@@ -24,10 +24,23 @@ pub(crate) async fn revoke(core: &Arc<Core>, name: &Name, reason: &Reason) -> Re
     // A hold that a waiter of this manager was granted meanwhile may have been deleted as well.
     for hold in core.queue.holds_of(name) {
         if !before.contains(&hold.number) {
-            renew::verify(core, &hold).await;
+            renew_or_lose(core, &hold).await;
         }
     }
     held
+}
+
+/// Renews the hold at once. Without an answer in the time of an attempt, it is lost.
+async fn renew_or_lose(core: &Arc<Core>, hold: &Arc<Hold>) {
+    let start = core.now();
+    tokio::select! {
+        biased;
+        () = renew::renew_now(core, hold) => {}
+        () = core.clock().sleep_until(start + core.timing.attempt) => {
+            hold.lose(core, Loss::Revoked);
+            hold.owe(core);
+        }
+    }
 }
 
 /// Loses all holds that this process has of a name, for a test. Their releases are owed to the store. Returns whether

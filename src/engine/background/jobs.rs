@@ -51,7 +51,7 @@ impl Work {
             Some(Job::Wake(wakes)) => wakes.run(core),
             Some(Job::Release(hold)) => release_to_the_end(core, &hold, None).await,
             Some(Job::Record { name, holder }) => Record::new(core, name, holder).run().await,
-            Some(Job::Finish { hold, verdict }) => {
+            Some(Job::FinishRelease { hold, verdict }) => {
                 release_to_the_end(core, &hold, Some(verdict)).await;
             }
             Some(Job::FinishChange { hold, sent, verdict }) => {
@@ -60,10 +60,10 @@ impl Work {
                 // The caller is gone.
                 let _ = change.end(verdict);
             }
-            Some(Job::Abandon { sweep, verdict }) => abandon(core, sweep, verdict).await,
+            Some(Job::FinishAcquire { sweep, verdict }) => abandon(core, sweep, verdict).await,
             Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
-            Some(Job::Leave { target, holder, next }) => {
-                line::leave(core, target, holder, next).await
+            Some(Job::GiveUpArrival { target, holder, next }) => {
+                line::give_up(core, target, holder, next).await
             }
             Some(Job::AskToYield(name)) => calls::ask_to_yield(core, name).await,
             Some(Job::DeleteDescription { target, holder }) => {
@@ -157,7 +157,7 @@ async fn release_all(core: &Arc<Core>, sweep: &Sweep) {
     }
     if sweep.arrival_recorded {
         let next = line::open(core, &sweep.target, sweep.holder);
-        line::leave(core, sweep.target.clone(), sweep.holder, next).await;
+        line::give_up(core, sweep.target.clone(), sweep.holder, next).await;
     }
     loop {
         let mut reconnected = std::pin::pin!(core.reconnected.notified());

@@ -14,7 +14,7 @@ use super::shared::hold::Hold;
 use super::shared::job::Job;
 use super::shared::lifecycle::Stage;
 use super::shared::schedule::{Batch, Group, Renewing, ScheduledCall};
-use super::shared::{report, served};
+use super::shared::{answers, report};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Event, EventKind, Operation};
@@ -203,7 +203,7 @@ async fn answered(
     report::count_answer(core, Operation::Renew, &renewals, |_| false, now, batch.len());
     report::measure_headroom(core, &batch, &renewals);
     if let (Err(error), Some(first)) = (&renewals, batch.first()) {
-        served::note_failure(core, &first.hold.name, error);
+        answers::note_failure(core, &first.hold.name, error);
     }
 
     let (sent, verdicts) = match renewals {

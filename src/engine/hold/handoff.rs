@@ -114,7 +114,7 @@ pub(crate) fn end_rests(core: &Arc<Core>) {
 /// more.
 pub(in crate::engine) fn yield_rest(core: &Arc<Core>, name: &Name) {
     core.queue.each_hold_of(name, |hold| {
-        let rests = hold.lock().state.asked();
+        let rests = hold.lock().state.stop_resting();
         if rests {
             Rare::RestYielded.reached();
             leave_in_background(core, hold, Share::FIRST);
@@ -332,7 +332,7 @@ mod tests {
             sent: now,
             now,
             unsure_until: None,
-            scope: HandoffScope::Plain,
+            scope: HandoffScope::OutsideTheLine,
             slot: turn.into_slot(),
         };
         let name = grant.target.name.clone();

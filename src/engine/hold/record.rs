@@ -14,7 +14,7 @@ use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
 use crate::engine::shared::lifecycle::Stage;
-use crate::engine::shared::{report, served};
+use crate::engine::shared::{answers, report};
 use crate::observe::Operation;
 use crate::store::{HolderId, Name, Release, Released};
 use crate::util::reached::Rare;
@@ -95,7 +95,7 @@ impl<'a> Record<'a> {
         let refused = |released: &Released| matches!(released, Released::NotYours(_));
         report::count_answer(core, Operation::Release, &verdict, refused, sent, 1);
         if let Err(error) = &verdict {
-            served::note_failure(core, &self.name, error);
+            answers::note_failure(core, &self.name, error);
             trace::later(Level::DEBUG, || {
                 let name = self.name.clone();
                 let error = error.clone();

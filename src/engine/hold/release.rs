@@ -10,7 +10,7 @@ use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
 use crate::engine::shared::job::Job;
 use crate::engine::shared::lifecycle::Stage;
-use crate::engine::shared::{line, report, served};
+use crate::engine::shared::{answers, line, report};
 use crate::error::{Error, Result};
 use crate::observe::Operation;
 use crate::store::{Absence, Keep, Mode, Name, Release, Released, StoreFuture};
@@ -81,7 +81,7 @@ impl ReleaseLoop<'_> {
         let refused = |released: &Released| matches!(released, Released::NotYours(_));
         report::count_answer(core, Operation::Release, &verdict, refused, sent, 1);
         if let Err(error) = &verdict {
-            served::note_failure(core, &self.hold.name, error);
+            answers::note_failure(core, &self.hold.name, error);
         }
         let verdict = verdict.map(|released| match released {
             Released::Done { listeners } => {
@@ -104,7 +104,7 @@ impl ReleaseLoop<'_> {
             queue.answered(name);
         }
         if !answered && self.hold.slot_number().is_some() {
-            queue.asked(name, self.now);
+            queue.unanswered(name, self.now);
             self.silent = true;
         }
     }
@@ -157,7 +157,7 @@ impl Drop for ReleaseLoop<'_> {
         match self.flight.take() {
             Some(verdict) => {
                 Rare::UnlockDropped.reached();
-                self.core.submit(Job::Finish { hold: hold(), verdict });
+                self.core.submit(Job::FinishRelease { hold: hold(), verdict });
             }
             None if self.over => {}
             None => self.core.submit(Job::Release(hold())),

@@ -3,25 +3,11 @@
 use crate::engine::machine::hold::{Phase, State};
 use crate::engine::shared::core::Core;
 use crate::engine::shared::hold::Hold;
-use crate::error::{Error, Loss, Result};
+use crate::error::{Error, Result};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::coop::consume_budget;
-
-/// Renews the hold at once and waits as in [`renew_now`]. Without an answer in the time
-/// of an attempt, the hold is lost.
-pub(crate) async fn verify(core: &Arc<Core>, hold: &Arc<Hold>) {
-    let start = core.now();
-    tokio::select! {
-        biased;
-        () = renew_now(core, hold) => {}
-        () = core.clock().sleep_until(start + core.timing.attempt) => {
-            hold.lose(core, Loss::Revoked);
-            hold.owe(core);
-        }
-    }
-}
 
 /// Renews the hold at once. Waits until the store has confirmed a renewal that was sent after
 /// this call began, or the hold is over.

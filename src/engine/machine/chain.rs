@@ -24,8 +24,9 @@ const SHORTEST_CHAIN: Duration = Duration::from_millis(20);
 /// The waiters of this process to which a hold may be handed off, as far as those of other processes are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffScope {
-    /// Those that take no part in the line: the grant of a plain lock does not report who waits elsewhere.
-    Plain,
+    /// Those that take no part in the line: the grant of a lock that is not fair does not report who waits
+    /// elsewhere.
+    OutsideTheLine,
     /// Any, because none waited elsewhere.
     All,
     /// Those that arrived before this time, at which the oldest waiter elsewhere arrived.
@@ -36,7 +37,7 @@ impl HandoffScope {
     /// Returns those of a grant that was requested at `sent`.
     pub(in crate::engine) fn of(fair: bool, sent: Instant, oldest: Option<Duration>) -> Self {
         match (fair, oldest) {
-            (false, _) => Self::Plain,
+            (false, _) => Self::OutsideTheLine,
             (true, None) => Self::All,
             (true, Some(waited)) => {
                 let since_start = sent.saturating_duration_since(Instant::ZERO);
@@ -48,7 +49,7 @@ impl HandoffScope {
     /// Returns whether a waiter is one of them.
     pub(super) fn admits(self, fair: bool, arrived: Instant) -> bool {
         match self {
-            Self::Plain => !fair,
+            Self::OutsideTheLine => !fair,
             Self::All => true,
             Self::Before(time) => arrived < time,
         }
@@ -84,7 +85,13 @@ pub(super) struct Handoffs {
 impl Handoffs {
     /// Returns those of a grant that was requested at `sent`.
     pub(super) fn none(sent: Instant) -> Self {
-        Self { began: sent, reached: sent, scope: HandoffScope::Plain, asked: false, count: 0 }
+        Self {
+            began: sent,
+            reached: sent,
+            scope: HandoffScope::OutsideTheLine,
+            asked: false,
+            count: 0,
+        }
     }
 
     /// Returns those of the next hold.
@@ -104,7 +111,7 @@ impl Handoffs {
 
     /// Returns whether its holds may rest: no waiter elsewhere is known. The order of a line is that of all processes.
     fn may_rest(&self) -> bool {
-        self.scope == HandoffScope::Plain && !self.asked
+        self.scope == HandoffScope::OutsideTheLine && !self.asked
     }
 
     /// Returns until when a hold rests whose last lease ends at `now` and that is due for renewal at `due`. `linger` is the

@@ -115,7 +115,7 @@ pub(super) enum Occupants<H> {
 /// Several occupants. A semaphore may have thousands, so what is asked about all of them is counted.
 pub(super) struct Several<H> {
     occupants: BTreeMap<u64, Occupant<H>>,
-    /// Those without a hold: the turns, and the holder slots whose grants are not installed yet.
+    /// Those without a hold: the turns, and the holder entries whose grants are not installed yet.
     open: BTreeSet<u64>,
     /// The number of occupants of each mode, by [`Mode::index`].
     counts: [usize; Mode::COUNT],
@@ -374,17 +374,17 @@ pub(super) struct Waiter {
     pub(super) listens: bool,
 }
 
-/// The number of slots that are kept though no waiter is in them.
+/// The number of entries that are kept though no waiter is in them.
 const SLACK: usize = 64;
 
 /// The waiters of a name in FIFO order. Most enter at the end and leave at the front, which takes a sorted queue half of the
 /// instructions that it takes a tree.
 #[derive(Default)]
 pub(super) struct Waiters {
-    /// Each with its number. One that left from the middle leaves an empty slot, so that leaving does not move all that are
+    /// Each with its number. One that left from the middle leaves an empty entry, so that leaving does not move all that are
     /// behind it. The first and the last slot are never empty.
-    slots: VecDeque<(u64, Option<Waiter>)>,
-    /// The number of slots with a waiter.
+    entries: VecDeque<(u64, Option<Waiter>)>,
+    /// The number of entries with a waiter.
     count: usize,
 }
 
@@ -399,20 +399,20 @@ impl Waiters {
 
     /// Returns the index of the slot of this number, or the one at which it would be.
     fn find(&self, waiter_no: u64) -> Result<usize, usize> {
-        match (self.slots.front(), self.slots.back()) {
+        match (self.entries.front(), self.entries.back()) {
             (Some((first, _)), _) if *first == waiter_no => Ok(0),
-            (_, Some((last, _))) if *last < waiter_no => Err(self.slots.len()),
-            _ => self.slots.binary_search_by_key(&waiter_no, |(waiter_no, _)| *waiter_no),
+            (_, Some((last, _))) if *last < waiter_no => Err(self.entries.len()),
+            _ => self.entries.binary_search_by_key(&waiter_no, |(waiter_no, _)| *waiter_no),
         }
     }
 
     pub(super) fn get(&self, waiter_no: u64) -> Option<&Waiter> {
-        self.slots.get(self.find(waiter_no).ok()?)?.1.as_ref()
+        self.entries.get(self.find(waiter_no).ok()?)?.1.as_ref()
     }
 
     pub(super) fn get_mut(&mut self, waiter_no: u64) -> Option<&mut Waiter> {
         let index = self.find(waiter_no).ok()?;
-        self.slots.get_mut(index)?.1.as_mut()
+        self.entries.get_mut(index)?.1.as_mut()
     }
 
     /// Returns the waiter with this number; if there is none, it enters at its place.
@@ -422,10 +422,10 @@ impl Waiters {
         new: impl FnOnce() -> Waiter,
     ) -> &mut Waiter {
         let index = self.find(waiter_no).unwrap_or_else(|index| {
-            self.slots.insert(index, (waiter_no, None));
+            self.entries.insert(index, (waiter_no, None));
             index
         });
-        let slot = &mut self.slots[index].1;
+        let slot = &mut self.entries[index].1;
         self.count += usize::from(slot.is_none());
         slot.get_or_insert_with(new)
     }
@@ -433,20 +433,20 @@ impl Waiters {
     /// Removes the waiter with this number.
     pub(super) fn remove(&mut self, waiter_no: u64) -> Option<Waiter> {
         let index = self.find(waiter_no).ok()?;
-        let removed = self.slots.get_mut(index)?.1.take()?;
+        let removed = self.entries.get_mut(index)?.1.take()?;
         self.count -= 1;
-        while let Some((_, None)) = self.slots.front() {
-            self.slots.pop_front();
+        while let Some((_, None)) = self.entries.front() {
+            self.entries.pop_front();
         }
-        while let Some((_, None)) = self.slots.back() {
-            self.slots.pop_back();
+        while let Some((_, None)) = self.entries.back() {
+            self.entries.pop_back();
         }
         let slack = 2 * self.count + SLACK;
-        if self.slots.len() > slack {
-            self.slots.retain(|(_, waiter)| waiter.is_some());
+        if self.entries.len() > slack {
+            self.entries.retain(|(_, waiter)| waiter.is_some());
         }
-        if self.slots.capacity() > 2 * slack {
-            self.slots.shrink_to(slack);
+        if self.entries.capacity() > 2 * slack {
+            self.entries.shrink_to(slack);
         }
         Some(removed)
     }
@@ -458,12 +458,14 @@ impl Waiters {
 
     /// Returns the waiters in FIFO order, with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Waiter)> {
-        self.slots.iter().filter_map(|(waiter_no, waiter)| Some((*waiter_no, waiter.as_ref()?)))
+        self.entries.iter().filter_map(|(waiter_no, waiter)| Some((*waiter_no, waiter.as_ref()?)))
     }
 
     /// Returns the waiters in FIFO order to change, with their numbers.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Waiter)> {
-        self.slots.iter_mut().filter_map(|(waiter_no, waiter)| Some((*waiter_no, waiter.as_mut()?)))
+        self.entries
+            .iter_mut()
+            .filter_map(|(waiter_no, waiter)| Some((*waiter_no, waiter.as_mut()?)))
     }
 }
 
@@ -657,7 +659,7 @@ mod tests {
             assert_eq!(waiters.len(), tree.len());
             assert_eq!(waiters.first().map(|first| first.0), tree.keys().next().copied());
             assert_eq!(waiters.get(waiter_no).is_some(), tree.contains_key(&waiter_no));
-            assert!(waiters.slots.len() <= 2 * waiters.len() + SLACK);
+            assert!(waiters.entries.len() <= 2 * waiters.len() + SLACK);
             if round % 100 == 0 {
                 assert!(waiters.iter().map(|(waiter_no, _)| waiter_no).eq(tree.keys().copied()));
             }
@@ -665,8 +667,8 @@ mod tests {
         for waiter_no in 0..800 {
             waiters.remove(waiter_no);
         }
-        assert!(waiters.is_empty() && waiters.slots.is_empty());
-        assert!(waiters.slots.capacity() <= 2 * SLACK, "an empty queue keeps no memory");
+        assert!(waiters.is_empty() && waiters.entries.is_empty());
+        assert!(waiters.entries.capacity() <= 2 * SLACK, "an empty queue keeps no memory");
     }
 
     #[test]

@@ -201,8 +201,8 @@ impl State {
     }
 
     /// Returns whether a caller has a lease of it: one that was handed off or granted may not have reached its caller.
-    pub(in crate::engine) fn is_in_hands(&self) -> bool {
-        !self.is_offered() && self.live > self.policy().ahead
+    pub(in crate::engine) fn has_a_caller(&self) -> bool {
+        !self.is_offered() && self.live > self.policy().unreturned
     }
 
     /// Returns whether the hold is to be renewed: a caller has a lease of it, or the call that will return one has a
@@ -255,11 +255,19 @@ impl State {
             let queues = self.release.queue_if_due(self.live, now);
             return if queues { DueWork::Release } else { DueWork::Nothing };
         }
-        if self.renewals.is_due(now) { self.renew_or_recall(timing, now) } else { DueWork::Nothing }
+        if self.renewals.is_due(now) {
+            self.renew_or_take_back(timing, now)
+        } else {
+            DueWork::Nothing
+        }
     }
 
     /// Starts a renewal, or takes the hold back if its waiter has not accepted it.
-    pub(in crate::engine) fn renew_or_recall(&mut self, timing: &Timing, now: Instant) -> DueWork {
+    pub(in crate::engine) fn renew_or_take_back(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+    ) -> DueWork {
         if !self.is_offered() || !self.believed() {
             return self.begin_renewal(timing, now);
         }
@@ -513,7 +521,7 @@ impl State {
             return None;
         }
         // The caller gets the lease that was in the change.
-        self.end_ahead();
+        self.end_unreturned();
         let unsure_until = self.release.unsure_until.take();
         let next = Self {
             policy: self.policy.take(),
@@ -697,7 +705,7 @@ impl State {
     }
 
     /// Records that another manager has asked for the name: no hold of the chain rests any more. Returns whether this one rests.
-    pub(in crate::engine) fn asked(&mut self) -> bool {
+    pub(in crate::engine) fn stop_resting(&mut self) -> bool {
         self.handoffs.asked = true;
         self.rests()
     }
@@ -856,20 +864,20 @@ impl State {
     }
 
     /// Records that no caller has a new lease yet, if its call has a pulse. Returns whether it has.
-    pub(in crate::engine) fn begin_ahead(&mut self) -> bool {
+    pub(in crate::engine) fn begin_unreturned(&mut self) -> bool {
         let policy = self.policy.as_mut().filter(|policy| policy.pulse.is_some());
-        policy.map(|policy| policy.ahead += 1).is_some()
+        policy.map(|policy| policy.unreturned += 1).is_some()
     }
 
     /// Records that a lease is in a change of the mode, so that no caller has it.
     pub(in crate::engine) fn begin_change(&mut self) {
-        self.policy.get_or_insert_default().ahead += 1;
+        self.policy.get_or_insert_default().unreturned += 1;
     }
 
     /// Records that a caller has got such a lease, or that it ends next.
-    pub(in crate::engine) fn end_ahead(&mut self) {
+    pub(in crate::engine) fn end_unreturned(&mut self) {
         if let Some(policy) = &mut self.policy {
-            policy.end_ahead();
+            policy.end_unreturned();
         }
     }
 
@@ -1262,7 +1270,7 @@ mod tests {
         assert_eq!(result.unwrap_err().loss(), Some(Loss::Gone));
     }
 
-    /// Another client has a plain lock where a reader was.
+    /// Another client has an exclusive lock where a reader was.
     #[test]
     fn release_that_may_have_run_explains_a_key_of_another_type() {
         let wrong_type = || Err(Error::new(ErrorKind::WrongType, "test"));
@@ -1358,7 +1366,7 @@ mod tests {
         assert!(!state.accept(&timing(), at(400), None));
         // After a reconnect it is not sure any more.
         let mut state = held().hand_off(at(0));
-        assert_eq!(state.renew_or_recall(&timing(), at(1)), DueWork::TakenBack);
+        assert_eq!(state.renew_or_take_back(&timing(), at(1)), DueWork::TakenBack);
         let mut state = held().hand_off(at(0));
         assert!(!state.accept(&timing(), at(600), None), "too little is left");
     }
@@ -1556,7 +1564,7 @@ mod tests {
     fn hold_that_rests_is_over_for_its_holder_and_is_not_renewed() {
         let (state, mut next) = rests(held(), LINGER).unwrap();
         assert_eq!((state.phase(), state.live(), state.is_over()), (Phase::Released, 0, true));
-        assert!(next.is_resting() && next.is_offered() && !next.is_in_hands());
+        assert!(next.is_resting() && next.is_offered() && !next.has_a_caller());
         assert_eq!((next.phase(), next.wake_at(&timing())), (Phase::Held, Some(at(70))));
         assert_eq!(next.begin_renewal(&timing(), at(60)), DueWork::Nothing);
         assert_eq!(next.tick(&timing(), at(69)), DueWork::Nothing);
@@ -1589,7 +1597,7 @@ mod tests {
             assert!(rests(state, LINGER).is_none(), "{scope:?}");
         }
         let mut state = held();
-        assert!(!state.asked());
+        assert!(!state.stop_resting());
         assert!(state.rest(&timing(), at(50), LINGER).is_none());
         // Nor does the next one of its chain.
         let mut next = state.hand_off(at(60));
@@ -1599,7 +1607,7 @@ mod tests {
         let mut offered = held().hand_off(at(60));
         assert!(offered.rest(&timing(), at(50), LINGER).is_none());
         let (_, mut next) = rests(held(), LINGER).unwrap();
-        assert!(next.asked());
+        assert!(next.stop_resting());
     }
 
     #[test]

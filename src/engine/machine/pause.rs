@@ -31,13 +31,13 @@ use std::time::Duration;
 const SHORTEST: Duration = Duration::from_micros(100);
 /// The longest pause after a short hold: eight times what the slowest tenth of Redisson's waiters need.
 const LONGEST: Duration = Duration::from_millis(50);
-/// A waiter farther away may cost one part in `MUCH` of the time a name was held, up to `FARTHEST`.
-const MUCH: u32 = 10;
+/// A waiter farther away may cost one part in `OURS_PER_LONGEST_PAUSE` of the time a name was held, up to `FARTHEST`.
+const OURS_PER_LONGEST_PAUSE: u32 = 10;
 const FARTHEST: Duration = Duration::from_millis(500);
 /// The time for which a waiter may be away.
 const AWAY: Duration = Duration::from_secs(2);
-/// A pause of one part in `LITTLE` of the time a name was held is cheap.
-const LITTLE: u32 = 50;
+/// A pause of one part in `OURS_PER_CHEAP_PAUSE` of the time a name was held is cheap.
+const OURS_PER_CHEAP_PAUSE: u32 = 50;
 
 /// A release in the store that waiters elsewhere have heard.
 #[derive(Clone, Copy, Debug)]
@@ -65,9 +65,9 @@ struct Pause {
     /// The time until which the next turn waits.
     until: Instant,
     /// The end of the last full pause.
-    rested: Instant,
+    last_full_end: Instant,
     /// True if the last pause was a full one and a waiter elsewhere was there.
-    whole: bool,
+    was_full: bool,
     /// True if another holder was seen since the pause began.
     seen: bool,
     /// The time at which a waiter elsewhere last heard a release.
@@ -86,8 +86,8 @@ impl Pauses {
         let Heard { now, round_trip, ours, jitter } = heard;
         self.prune(now);
         let round_trip = round_trip.clamp(SHORTEST, LONGEST);
-        let longest = (ours / MUCH).clamp(LONGEST, FARTHEST);
-        let little = (ours / LITTLE).min(LONGEST);
+        let longest = (ours / OURS_PER_LONGEST_PAUSE).clamp(LONGEST, FARTHEST);
+        let little = (ours / OURS_PER_CHEAP_PAUSE).min(LONGEST);
         let jittered = |pause: Duration| now + pause.max(little).mul_f64(1.0 + jitter).min(longest);
         match self.names.entry(name.clone()) {
             Entry::Vacant(entry) => {
@@ -95,8 +95,8 @@ impl Pauses {
                 entry.insert(Pause {
                     length: round_trip,
                     until,
-                    rested: until,
-                    whole: true,
+                    last_full_end: until,
+                    was_full: true,
                     seen: false,
                     heard: now,
                     fruitless: 0,
@@ -147,7 +147,7 @@ impl Pauses {
         self.prune(now);
         if let Entry::Occupied(mut entry) = self.names.entry(name.clone()) {
             // No waiter was there, so the next holder is no evidence about one.
-            entry.get_mut().whole = false;
+            entry.get_mut().was_full = false;
             if entry.get().heard + AWAY < now {
                 entry.remove();
             }
@@ -166,10 +166,10 @@ impl Pause {
     ) {
         if self.seen {
             (self.length, self.fruitless) = ((self.length * 7 / 8).max(shortest), 0);
-        } else if self.whole && self.length < longest {
+        } else if self.was_full && self.length < longest {
             self.length = (self.length.max(shortest) * 2).min(longest);
             Rare::PauseAtItsBound.reached_if(|| self.length == longest);
-        } else if self.whole {
+        } else if self.was_full {
             self.fruitless += 1;
             if self.fruitless == 2 {
                 Rare::PauseForNothing.reached();
@@ -179,9 +179,9 @@ impl Pause {
         (self.seen, self.heard) = (false, now);
         self.until = jittered(self.length);
         let full = self.until.saturating_duration_since(now);
-        self.whole = now.saturating_duration_since(self.rested) >= full * 4 / 3;
-        if self.whole {
-            self.rested = self.until;
+        self.was_full = now.saturating_duration_since(self.last_full_end) >= full * 4 / 3;
+        if self.was_full {
+            self.last_full_end = self.until;
         } else {
             self.until = jittered(shortest);
         }

@@ -19,7 +19,7 @@ pub(crate) struct HoldPolicy {
     /// The last pulse of the call that it was granted to, if it may have to wait for its lease.
     pub(crate) pulse: Option<Pulse>,
     /// The leases that no caller has: it does not have them yet, or they are in a change of the mode.
-    pub(crate) ahead: u32,
+    pub(crate) unreturned: u32,
     /// The time for which the store keeps the name closed beyond T.
     pub(crate) delay: Duration,
     /// The longest time between two reports of progress, and the time of the last one.
@@ -47,7 +47,7 @@ impl HoldPolicy {
         min_until: None,
         awaits_lease: false,
         pulse: None,
-        ahead: 0,
+        unreturned: 0,
         delay: Duration::ZERO,
         stall: None,
         warn_at: None,
@@ -63,7 +63,7 @@ impl HoldPolicy {
 
     /// Returns whether it has leases, but no caller has one, and no call that will return one has a pulse.
     pub(super) fn is_unused(&self, live: u32) -> bool {
-        self.ahead == live && self.pulse.is_none()
+        self.unreturned == live && self.pulse.is_none()
     }
 
     /// Records the last pulse of the call that the hold was granted to.
@@ -74,8 +74,8 @@ impl HoldPolicy {
     }
 
     /// Records that a caller has got a lease that none had, or that it ends next.
-    pub(super) fn end_ahead(&mut self) {
-        self.ahead = self.ahead.saturating_sub(1);
+    pub(super) fn end_unreturned(&mut self) {
+        self.unreturned = self.unreturned.saturating_sub(1);
     }
 
     /// Returns the mark that a release at `now` leaves. `expires` is the deadline of a hold that is lost.
@@ -122,7 +122,7 @@ impl HoldPolicy {
 
     /// Returns the pulse that keeps a hold with so many leases: no caller has one of them.
     fn watched(&self, live: u32) -> Option<Pulse> {
-        self.pulse.filter(|_| self.ahead > 0 && self.ahead == live)
+        self.pulse.filter(|_| self.unreturned > 0 && self.unreturned == live)
     }
 
     /// Records progress.

@@ -1,4 +1,4 @@
-//! The sign that a call is still polled.
+//! The sign that a call is still polled. `NameState::reclaim` acts on that of a turn, `State::expire` on that of a hold.
 
 use crate::clock::Instant;
 

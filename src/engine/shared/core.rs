@@ -1,5 +1,6 @@
 //! The data that all leases of a manager share.
 
+use super::answers::Answers;
 use super::descriptions::Descriptions;
 use super::hold::Hold;
 use super::job::Job;
@@ -8,7 +9,6 @@ use super::options::{Options, Settings};
 use super::overrun::Overruns;
 use super::queue::Queue;
 use super::schedule::{Schedule, ScheduledCall};
-use super::served::Served;
 use crate::clock::{Clock, Instant};
 use crate::engine::machine::count::Share;
 use crate::engine::machine::mode;
@@ -53,7 +53,7 @@ pub(crate) struct Core {
     /// Reports to the observers.
     pub(crate) events: Arc<EventQueues>,
     pub(crate) counters: Counters,
-    pub(in crate::engine) served: Served,
+    pub(in crate::engine) answers: Answers,
     pub(crate) overruns: Overruns,
     clock: Clock,
     manager: Uuid,
@@ -129,7 +129,7 @@ impl Core {
             sweeps: AtomicU32::new(0),
             events: Arc::default(),
             counters: Counters::default(),
-            served: Served::default(),
+            answers: Answers::default(),
             overruns: Overruns::default(),
             manager,
             holders: AtomicU64::new(1),

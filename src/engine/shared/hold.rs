@@ -247,8 +247,8 @@ impl Hold {
     }
 
     /// Returns whether a caller has a lease of it.
-    pub(in crate::engine) fn is_in_hands(&self) -> bool {
-        self.lock().state.is_in_hands()
+    pub(in crate::engine) fn has_a_caller(&self) -> bool {
+        self.lock().state.has_a_caller()
     }
 
     /// Returns whether the hold is over and has no live lease.
@@ -615,7 +615,7 @@ impl Hold {
         match loss {
             _ if state.is_resting() => Rare::RestLost.reached(),
             Loss::MaxHold => Rare::MaxHoldReached.reached(),
-            Loss::Stalled if !state.is_in_hands() => Rare::LostWithoutPulse.reached(),
+            Loss::Stalled if !state.has_a_caller() => Rare::LostWithoutPulse.reached(),
             Loss::Stalled => Rare::Stalled.reached(),
             Loss::Expired => {
                 Rare::LostBeforeFirstRenewal.reached_if(|| state.confirmed() <= self.began);
@@ -737,9 +737,9 @@ impl Hold {
         self.release_if_needed(core);
     }
 
-    /// Begins the `min_hold` of its handle, if it has one, and the limits that have not begun with the grant: the caller
-    /// has got the lease.
-    pub(crate) fn begin_min_hold(self: &Arc<Self>, core: &Arc<Core>) {
+    /// Begins what counts from the moment at which the caller has the lease: `min_hold`, and the limits that have not begun
+    /// with the grant.
+    pub(crate) fn begin_limits_of_caller(self: &Arc<Self>, core: &Arc<Core>) {
         if self.options.pulse().is_some() {
             let stall = self.options.stall_after(&core.settings);
             let max = core.settings.max_hold;
@@ -751,25 +751,25 @@ impl Hold {
     }
 
     /// Records that no caller has a new lease of it yet. Returns whether such a lease needs a pulse; otherwise
-    /// [`end_ahead`](Self::end_ahead) need not follow.
-    pub(crate) fn begin_ahead(&self) -> bool {
-        self.options.pulse().is_some() && self.lock().state.begin_ahead()
+    /// [`end_unreturned`](Self::end_unreturned) need not follow.
+    pub(crate) fn begin_unreturned(&self) -> bool {
+        self.options.pulse().is_some() && self.lock().state.begin_unreturned()
     }
 
     /// Records that a lease is in a change of the mode: the hold is not renewed for it. [`end_change`](Self::end_change) or
-    /// [`end_ahead`](Self::end_ahead) must follow.
+    /// [`end_unreturned`](Self::end_unreturned) must follow.
     pub(crate) fn begin_change(&self) {
         self.lock().state.begin_change();
     }
 
     /// Records that the caller has such a lease again.
     pub(crate) fn end_change(self: &Arc<Self>, core: &Arc<Core>) {
-        self.update(core, |state, _| state.end_ahead());
+        self.update(core, |state, _| state.end_unreturned());
     }
 
     /// Records that a caller has got such a lease, or that it ends next.
-    pub(crate) fn end_ahead(&self) {
-        self.lock().state.end_ahead();
+    pub(crate) fn end_unreturned(&self) {
+        self.lock().state.end_unreturned();
     }
 
     /// Records that the holder makes progress. It moves no time in the schedule: the watchdog looks once too early.

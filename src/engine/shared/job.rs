@@ -7,7 +7,7 @@ use crate::store::{Acquired, HolderId, Name, Released, StoreFuture, Target};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A job for the engine.
+/// A job for the worker, as data. The public `Job` of `locks/once.rs` is another thing.
 pub(crate) enum Job {
     /// Release a hold.
     Release(Arc<Hold>),
@@ -16,16 +16,16 @@ pub(crate) enum Job {
     /// Record the count of the hold that has this holder id.
     Record { name: Name, holder: HolderId },
     /// Await the release of a hold, and repeat it if need be.
-    Finish { hold: Arc<Hold>, verdict: StoreFuture<Released> },
+    FinishRelease { hold: Arc<Hold>, verdict: StoreFuture<Released> },
     /// Await a change of the mode that no caller waits for.
     FinishChange { hold: Arc<Hold>, sent: Instant, verdict: StoreFuture<Acquired> },
     /// Await an outermost acquire that no caller waits for. Permits go to a call that waits for them; any other grant is released.
-    Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
+    FinishAcquire { sweep: Sweep, verdict: StoreFuture<Acquired> },
     /// Release a holder id that may have been granted, or may still be.
     Sweep(Sweep),
     /// Give up the arrival that a request of this holder id may have recorded in the line, or record that of the waiter that
     /// arrived at `next` in its stead.
-    Leave { target: Target, holder: HolderId, next: Option<Instant> },
+    GiveUpArrival { target: Target, holder: HolderId, next: Option<Instant> },
     /// Ask the manager that has this name to give up a hold that rests.
     AskToYield(Name),
     /// Delete the description of a hold that was released.

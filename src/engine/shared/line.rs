@@ -39,7 +39,7 @@ impl Drop for OpenArrival<'_> {
     fn drop(&mut self) {
         if let Some(holder) = self.core.queue.abandoned_arrival(self.name, self.arrived) {
             Rare::ArrivalAbandoned.reached();
-            leave_later(self.core, Target::exclusive(self.name.clone()), holder);
+            give_up_later(self.core, Target::exclusive(self.name.clone()), holder);
         }
     }
 }
@@ -51,7 +51,7 @@ pub(in crate::engine) fn next_arrival(core: &Core, hold: &Hold) -> Option<Arriva
     }
     match core.queue.next_arrival(&hold.name, core.now()) {
         Some(arrived) => Some(arrival_of(core, arrived)),
-        None if hold.handoff_scope() == HandoffScope::Plain => None,
+        None if hold.handoff_scope() == HandoffScope::OutsideTheLine => None,
         None => Some(Arrival::default()),
     }
 }
@@ -66,7 +66,7 @@ fn arrival_of(core: &Core, arrived: Instant) -> Arrival {
 pub(in crate::engine) fn keep_open(core: &Core, hold: &Hold) {
     let target = hold.target();
     if open(core, &target, hold.holder).is_none() {
-        core.submit(Job::Leave { target, holder: hold.holder, next: None });
+        core.submit(Job::GiveUpArrival { target, holder: hold.holder, next: None });
     }
 }
 
@@ -81,14 +81,14 @@ pub(in crate::engine) fn open(core: &Core, target: &Target, holder: HolderId) ->
 
 /// Gives up an arrival in the background. In a line that of the next waiter replaces it, and is open then: otherwise a
 /// waiter elsewhere that came later could be granted the name before that one asks.
-pub(in crate::engine) fn leave_later(core: &Core, target: Target, holder: HolderId) {
+pub(in crate::engine) fn give_up_later(core: &Core, target: Target, holder: HolderId) {
     let next = open(core, &target, holder);
-    core.submit(Job::Leave { target, holder, next });
+    core.submit(Job::GiveUpArrival { target, holder, next });
 }
 
 /// Has the store give up an arrival, or replace it by that of the waiter that arrived at `next`. One that is not given up
 /// lapses.
-pub(in crate::engine) async fn leave(
+pub(in crate::engine) async fn give_up(
     core: &Core,
     target: Target,
     holder: HolderId,

@@ -1,6 +1,7 @@
 //! The data that the rooms of the engine share: the core of a manager, its settings, its holds, their options, the calls of
 //! the store and the reports to observers. What it calls in the rooms above it is handed in, as `core::Callbacks`.
 
+pub(crate) mod answers;
 pub(crate) mod calls;
 pub(super) mod core;
 pub(super) mod descriptions;
@@ -14,5 +15,4 @@ pub(super) mod pulse;
 pub(super) mod queue;
 pub(crate) mod report;
 pub(super) mod schedule;
-pub(crate) mod served;
 pub(super) mod wakers;

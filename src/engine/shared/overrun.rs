@@ -5,7 +5,7 @@
 //! 1. **Nothing is paid before a loss.** A loss puts the hold into the list, if it has an action; nothing else looks at it.
 //! 2. **Once for each hold**, and once for the names of one set: its holds share the pulse of a call, and a call gets no new
 //!    holds while a lease of the last ones is alive.
-//! 3. **Only what is alive.** Each step asks [`Hold::is_in_hands`] just before it acts.
+//! 3. **Only what is alive.** Each step asks [`Hold::has_a_caller`] just before it acts.
 //! 4. **One thread runs code of users**: it calls the hooks and drops them. No other thread of the engine does. A hook that
 //!    several managers have is dropped by the thread of the first one.
 
@@ -264,7 +264,7 @@ impl Overruns {
     ) {
         let own = hold.options.on_overrun().cloned();
         let Some(action) = own.or_else(|| self.lists.lock().default.clone()) else { return };
-        if matches!(action, Overrun::Ignore) || !hold.is_in_hands() {
+        if matches!(action, Overrun::Ignore) || !hold.has_a_caller() {
             return;
         }
         let Some(times) = OverrunTimes::of(timing, loss, now, hold.confirmed()) else { return };
@@ -295,7 +295,7 @@ impl Overruns {
     fn has_any(&self) -> bool {
         let lists = self.lists.lock();
         let mut lost = lists.due.values().map(|(lost, _)| lost).chain(&lists.asked);
-        lost.any(|lost| lost.hold.is_in_hands())
+        lost.any(|lost| lost.hold.has_a_caller())
     }
 
     /// Waits until each action that is to come has begun, or its lease is gone: `close` ends what takes them.
@@ -324,10 +324,10 @@ impl Overruns {
         {
             let ((_, number), (lost, step)) = first.remove_entry();
             match step {
-                Step::Force if lost.hold.is_in_hands() || lost.ends.load(Ordering::Acquire) => {
+                Step::Force if lost.hold.has_a_caller() || lost.ends.load(Ordering::Acquire) => {
                     kill();
                 }
-                Step::Ask(times) if lost.hold.is_in_hands() && lists.is_first_of_set(&lost) => {
+                Step::Ask(times) if lost.hold.has_a_caller() && lists.is_first_of_set(&lost) => {
                     lost.trace();
                     if lost.action.ends_process() {
                         let step = (Arc::clone(&lost), Step::Force);
@@ -346,7 +346,7 @@ impl Lists {
     fn ask(&mut self, lost: Arc<LostHold>) {
         if self.asked.len() >= self.longest.max(SHORT_LIST) {
             // A hook that does not return holds up the rest.
-            self.asked.retain(|lost| lost.hold.is_in_hands());
+            self.asked.retain(|lost| lost.hold.has_a_caller());
             self.longest = self.asked.len() * 2;
         }
         match lost.action.ends_process() {
@@ -361,7 +361,7 @@ impl Lists {
     /// different names and share the pulse of its calls. The terms of a candidate share one, too, and have one name.
     fn is_first_of_set(&mut self, lost: &Arc<LostHold>) -> bool {
         let Some(pulse) = lost.hold.options.pulse() else { return true };
-        self.sets.retain(|taken| taken.hold.is_in_hands());
+        self.sets.retain(|taken| taken.hold.has_a_caller());
         let is_same = |taken: &Arc<LostHold>| {
             let other = taken.hold.options.pulse();
             other.is_some_and(|other| Arc::ptr_eq(pulse, other))
@@ -407,7 +407,7 @@ fn kill() -> ! {
 impl LostHold {
     /// Acts, on the thread of the actions, if a lease is still alive.
     fn act(&self, clock: &Clock) {
-        if !self.hold.is_in_hands() {
+        if !self.hold.has_a_caller() {
             return;
         }
         match &self.action {
@@ -430,7 +430,7 @@ impl LostHold {
         );
         // A line that cannot be written changes nothing.
         let _ = io::stderr().write_all(line.as_bytes());
-        if self.hold.is_in_hands() {
+        if self.hold.has_a_caller() {
             self.ends.store(true, Ordering::Release);
             end();
         }

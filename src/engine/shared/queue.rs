@@ -13,7 +13,7 @@
 use super::core::Core;
 use super::hold::Hold;
 use super::options::{NO_OPTIONS, Options};
-use super::wakers::{ByNumber, Listener, TurnNumber, Waker, Wakers, Woken, wake};
+use super::wakers::{ByNumber, TurnNumber, WaitingCall, WakeReceiver, WakeSender, Wakers, wake};
 use crate::clock::{Clock, Instant};
 use crate::engine::machine::chain::Chain;
 use crate::engine::machine::contention::{Demand, LastAsk};
@@ -67,7 +67,7 @@ struct OpenedArrival {
 }
 
 /// The last request for permits of a call, from which the next one goes on: see [`LastAsk`].
-pub(in crate::engine) struct Asked {
+pub(in crate::engine) struct PermitsRequest {
     pub(in crate::engine) mode: Mode,
     /// When the store is asked again, without a hint.
     pub(in crate::engine) again_at: Instant,
@@ -98,14 +98,14 @@ pub(crate) struct Deferred(Few<DeferredEffect>);
 enum DeferredEffect {
     Drop(Arc<Hold>),
     Return(Arc<Hold>),
-    HandOff { to: Listener, hold: Arc<Hold> },
-    Wake(Waker),
+    HandOff { to: WaitingCall, hold: Arc<Hold> },
+    Wake(WakeSender),
     Forget(Arc<Wakeups>),
 }
 
 /// A waiter to wake, maybe with a hold.
 struct WakeUp {
-    waker: Waker,
+    waker: WakeSender,
     offered: Option<HandedOff>,
 }
 
@@ -115,7 +115,7 @@ pub(in crate::engine) struct Begun {
     /// The earliest time to ask the store, if waiters elsewhere go first.
     pub(in crate::engine) not_before: Option<Instant>,
     /// The last request of the call that asked before, if a hold was handed off to that one.
-    pub(in crate::engine) last_ask: Option<Asked>,
+    pub(in crate::engine) last_ask: Option<PermitsRequest>,
 }
 
 /// What a waiter finds at a pulse.
@@ -126,7 +126,7 @@ pub(in crate::engine) enum Found {
     Nothing {
         waits: Waits,
         /// Its wake-up, unless it has one already.
-        woken: Option<Woken>,
+        woken: Option<WakeReceiver>,
     },
 }
 
@@ -158,7 +158,7 @@ pub(in crate::engine) struct Installed {
 /// What a pulse leads to, with what is only there to be dropped.
 struct Polled {
     found: Found,
-    _gone: Option<Listener>,
+    _gone: Option<WaitingCall>,
 }
 
 /// A grant of the store for a turn.
@@ -362,7 +362,7 @@ impl Queue {
                 Admitted::Turn(number, last) => Found::Turn(Begun {
                     number,
                     not_before: queue.pauses.not_before(name, now),
-                    last_ask: last.map(|LastAsk { by, mode, again_at }| Asked {
+                    last_ask: last.map(|LastAsk { by, mode, again_at }| PermitsRequest {
                         mode,
                         again_at,
                         wakeups: queue.subscriptions.remove(by),
@@ -454,7 +454,11 @@ impl Queue {
     }
 
     /// Returns a wake-up for the end of a turn that its call does not end itself; `None` if it has ended.
-    pub(in crate::engine) fn listen_to_turn(&self, name: &Name, number: u64) -> Option<Woken> {
+    pub(in crate::engine) fn listen_to_turn(
+        &self,
+        name: &Name,
+        number: u64,
+    ) -> Option<WakeReceiver> {
         let mut queue = self.lock();
         let has_it = queue.names.get(name).is_some_and(|state| state.has(number));
         if !has_it {
@@ -471,7 +475,7 @@ impl Queue {
         name: &Name,
         turn: TurnNumber,
         options: &Options,
-    ) -> Woken {
+    ) -> WakeReceiver {
         let woken = self.locked(|queue, effects| {
             let delay = options.lock_delay();
             let state = queue.names.get_mut(name)?;
@@ -483,8 +487,8 @@ impl Queue {
     }
 
     /// Records the last request of the turn of this number, for the next turn, if a hold is handed off to its call.
-    pub(in crate::engine) fn note_ask(&self, name: &Name, number: u64, asked: Asked) {
-        let Asked { mode, again_at, wakeups: mut gone } = asked;
+    pub(in crate::engine) fn note_ask(&self, name: &Name, number: u64, asked: PermitsRequest) {
+        let PermitsRequest { mode, again_at, wakeups: mut gone } = asked;
         let last = LastAsk { by: number, mode, again_at };
         let mut queue = self.lock();
         if queue.names.get_mut(name).is_some_and(|state| state.note_ask(last)) {
@@ -595,10 +599,10 @@ impl Queue {
     }
 
     /// Withdraws the offer of `hold` from a waiter that did not accept it in time. Returns the effects.
-    pub(in crate::engine) fn missed(&self, hold: &Arc<Hold>) -> Deferred {
+    pub(in crate::engine) fn take_back(&self, hold: &Arc<Hold>) -> Deferred {
         let ((), effects) = self.deferred(|queue, effects| {
             if let Some(state) = queue.names.get_mut(&hold.name) {
-                state.miss(hold, effects);
+                state.take_back(hold, effects);
             }
         });
         effects
@@ -774,7 +778,7 @@ impl Queue {
     }
 
     /// Records a request at `now` that the store has not answered.
-    pub(crate) fn asked(&self, name: &Name, now: Instant) {
+    pub(crate) fn unanswered(&self, name: &Name, now: Instant) {
         self.note(name, |state| state.unanswered(now));
     }
 

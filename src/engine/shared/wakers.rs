@@ -8,10 +8,10 @@ use std::hash::{BuildHasherDefault, Hasher};
 use tokio::sync::oneshot;
 
 /// Brings a waiter its wake-up: with a hold that is handed off to it, or with `None` for a pulse.
-pub(super) type Waker = oneshot::Sender<Option<HandedOff>>;
+pub(super) type WakeSender = oneshot::Sender<Option<HandedOff>>;
 
 /// Receives the wake-up of a waiter.
-pub(in crate::engine) type Woken = oneshot::Receiver<Option<HandedOff>>;
+pub(in crate::engine) type WakeReceiver = oneshot::Receiver<Option<HandedOff>>;
 
 /// The numbers of a turn.
 #[derive(Clone, Copy, Debug)]
@@ -26,11 +26,11 @@ pub(super) struct ByNumber<T>(HashMap<u64, T, BuildHasherDefault<NumberHasher>>)
 
 /// The wakers of waiters, by their numbers.
 #[derive(Default)]
-pub(super) struct Wakers(ByNumber<Listener>);
+pub(super) struct Wakers(ByNumber<WaitingCall>);
 
 /// A waiter that may be woken.
-pub(super) struct Listener {
-    pub(super) waker: Option<Waker>,
+pub(super) struct WaitingCall {
+    pub(super) waker: Option<WakeSender>,
     /// The options of its handle.
     options: Options,
 }
@@ -92,23 +92,23 @@ impl<T> ByNumber<T> {
 
 impl Wakers {
     /// Returns a new wake-up for this number, unless it has one.
-    pub(super) fn listen(&mut self, number: u64, options: &Options) -> Option<Woken> {
-        let new = || Listener { waker: None, options: options.clone() };
-        let listener = self.0.0.entry(number).or_insert_with(new);
-        if listener.waker.is_some() {
+    pub(super) fn listen(&mut self, number: u64, options: &Options) -> Option<WakeReceiver> {
+        let new = || WaitingCall { waker: None, options: options.clone() };
+        let waiting = self.0.0.entry(number).or_insert_with(new);
+        if waiting.waker.is_some() {
             return None;
         }
         let (waker, woken) = oneshot::channel();
-        listener.waker = Some(waker);
+        waiting.waker = Some(waker);
         Some(woken)
     }
 
-    pub(super) fn take(&mut self, number: u64) -> Option<Waker> {
+    pub(super) fn take(&mut self, number: u64) -> Option<WakeSender> {
         self.0.0.get_mut(&number)?.waker.take()
     }
 
     #[inline]
-    pub(super) fn remove(&mut self, number: u64) -> Option<Listener> {
+    pub(super) fn remove(&mut self, number: u64) -> Option<WaitingCall> {
         self.0.remove(number)
     }
 
@@ -119,17 +119,17 @@ impl Wakers {
     }
 
     /// Removes the wakers of a turn.
-    pub(super) fn remove_of(&mut self, turn: TurnNumber) -> [Option<Listener>; 2] {
+    pub(super) fn remove_of(&mut self, turn: TurnNumber) -> [Option<WaitingCall>; 2] {
         [self.remove(turn.number), self.remove(turn.waiter)]
     }
 
     pub(super) fn options(&self, number: u64) -> Options {
-        self.0.0.get(&number).map(|listener| listener.options.clone()).unwrap_or_default()
+        self.0.0.get(&number).map(|waiting| waiting.options.clone()).unwrap_or_default()
     }
 }
 
 /// Wakes a waiter, with a hold that is handed off to it, if there is one.
-pub(super) fn wake(waker: Waker, offered: Option<HandedOff>) {
+pub(super) fn wake(waker: WakeSender, offered: Option<HandedOff>) {
     // A waiter that was dropped needs no wake-up, and its hold goes to the next one.
     run_wakers(|| drop(waker.send(offered)));
 }

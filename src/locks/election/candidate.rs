@@ -122,7 +122,7 @@ impl Candidate {
             // Without the hold of an earlier term: a candidate does not lead twice at once.
             let claim = acquire(core, name, spec, &mut None, WaitLimit::Forever).await?;
             let Some(claim) = claim else { continue };
-            let mut me = Leadership::of(Lease::in_advance(&self.engine, claim));
+            let mut me = Leadership::of(Lease::unreturned(&self.engine, claim));
             let (_, hold) = me.parts();
             let leads = match describe::write_value(core, &hold, &self.value).await {
                 // The call may have been put aside after that, for so long that it has lost it.

@@ -1,6 +1,6 @@
 //! What an examination of servers has found, and what only all of them together show.
 
-use super::finding::{Check, Finding, Verdict};
+use super::finding::{Check, Finding, Severity};
 use std::time::Duration;
 
 /// What a finding about all servers calls them.
@@ -67,33 +67,33 @@ impl Examination {
         for mut node in nodes {
             for finding in node.findings.iter_mut().filter(|finding| is_away(finding)) {
                 if here >= majority {
-                    finding.verdict = Verdict::Warning;
+                    finding.severity = Severity::Warning;
                 }
             }
             quorum.join(node);
         }
-        let (verdict, advice) = if here == count {
-            (Verdict::Fine, format!("{count} nodes answer, and {majority} are needed"))
+        let (severity, advice) = if here == count {
+            (Severity::Fine, format!("{count} nodes answer, and {majority} are needed"))
         } else if here >= majority && here + away < count {
             let advice = format!(
                 "{here} of {count} nodes can be used, and {majority} are needed: leases are held, but a program that starts may \
                  be refused; mend the failures of the others"
             );
-            (Verdict::Warning, advice)
+            (Severity::Warning, advice)
         } else if here >= majority {
             let advice = format!(
                 "{here} of {count} nodes answer, and {majority} are needed: locks work, but with {} more away none does; \
                  bring the missing back",
                 here + 1 - majority
             );
-            (Verdict::Warning, advice)
+            (Severity::Warning, advice)
         } else {
             let advice = format!(
                 "{here} of {count} nodes can be used, but {majority} are needed, so no lock can be acquired"
             );
-            (Verdict::Failure, advice)
+            (Severity::Failure, advice)
         };
-        quorum.findings.push(Finding::new(Check::Fleet, verdict, ALL, advice));
+        quorum.findings.push(Finding::new(Check::Fleet, severity, ALL, advice));
         quorum.findings.extend(twins(&quorum.servers));
         quorum.findings.extend(unknown(&quorum.servers));
         quorum
@@ -106,14 +106,14 @@ impl Examination {
 }
 
 fn is_away(finding: &Finding) -> bool {
-    finding.check == Check::Reachable && finding.verdict == Verdict::Failure
+    finding.check == Check::Reachable && finding.severity == Severity::Failure
 }
 
 /// Returns whether a failure of a node keeps all locks from it.
 fn is_of_no_use(finding: &Finding) -> bool {
     use Check::{ClusterMode, Info, Permissions, Reachable, Role, Settings, Version};
     let costs_all = [ClusterMode, Info, Permissions, Reachable, Role, Settings, Version];
-    finding.verdict == Verdict::Failure && costs_all.contains(&finding.check)
+    finding.severity == Severity::Failure && costs_all.contains(&finding.check)
 }
 
 /// Finds nodes of a quorum of which it is not known whether they are the same server as another.
@@ -125,7 +125,7 @@ fn unknown(servers: &[Examined]) -> Option<Finding> {
         "{} report no run_id in INFO, so it is not known whether two nodes are one server; grant +info",
         without.join(", ")
     );
-    (!are_known).then(|| Finding::new(Check::Fleet, Verdict::NotChecked, ALL, advice))
+    (!are_known).then(|| Finding::new(Check::Fleet, Severity::NotChecked, ALL, advice))
 }
 
 /// Finds two nodes of a quorum that are one server.
@@ -139,7 +139,7 @@ fn twins(servers: &[Examined]) -> Option<Finding> {
             one.name, other.name
         ))
     })?;
-    Some(Finding::new(Check::Fleet, Verdict::Failure, ALL, pair))
+    Some(Finding::new(Check::Fleet, Severity::Failure, ALL, pair))
 }
 
 /// Compares clocks by how far each is ahead of that of this process.
@@ -150,19 +150,19 @@ fn compare(servers: &[Examined], ttl: Duration) -> Option<Finding> {
     let [(least, behind), .., (most, first)] = &clocks[..] else { return None };
     let apart = most - least;
     let limit = ttl.as_secs_f64() / 10.0;
-    let (verdict, advice) = if apart > limit {
+    let (severity, advice) = if apart > limit {
         let advice = format!(
             "the clocks differ: that of {first} is {apart:.3} s ahead of that of {behind}; more than a tenth of the time to \
              live costs leases and the order of fencing tokens in a failover or on a quorum; run chrony or ntpd on each"
         );
-        (Verdict::Warning, advice)
+        (Severity::Warning, advice)
     } else {
         (
-            Verdict::Fine,
+            Severity::Fine,
             format!("the clocks of {} servers differ by {apart:.3} s at most", clocks.len()),
         )
     };
-    Some(Finding::new(Check::Clock, verdict, ALL, advice))
+    Some(Finding::new(Check::Clock, severity, ALL, advice))
 }
 
 #[cfg(test)]
@@ -180,66 +180,66 @@ mod tests {
     fn clocks_are_compared_where_there_are_two() {
         let ttl = Duration::from_secs(30);
         assert_eq!(compare(&[server("a", 0)], ttl), None);
-        let verdict = |second| compare(&[server("a", 7_000), server("b", second)], ttl).unwrap();
+        let severity = |second| compare(&[server("a", 7_000), server("b", second)], ttl).unwrap();
         for (second, expected) in [
-            (7_000, Verdict::Fine),
-            (9_900, Verdict::Fine),
-            (4_100, Verdict::Fine),
-            (10_100, Verdict::Warning),
-            (3_900, Verdict::Warning),
+            (7_000, Severity::Fine),
+            (9_900, Severity::Fine),
+            (4_100, Severity::Fine),
+            (10_100, Severity::Warning),
+            (3_900, Severity::Warning),
         ] {
-            assert_eq!(verdict(second).verdict, expected, "{second}");
+            assert_eq!(severity(second).severity, expected, "{second}");
         }
-        assert!(verdict(10_100).message().contains("that of b is 3.100 s ahead of that of a"));
+        assert!(severity(10_100).message().contains("that of b is 3.100 s ahead of that of a"));
         let without = Examined { clock: None, ..server("c", 0) };
         assert_eq!(compare(&[server("a", 0), without], ttl), None);
     }
 
     #[test]
     fn node_that_cannot_be_used_does_not_count() {
-        let node = |check, verdict| Examination::of(Finding::new(check, verdict, "it", "is"));
+        let node = |check, severity| Examination::of(Finding::new(check, severity, "it", "is"));
         let of = |check, unfit: usize| {
-            let verdict = |at| if at < unfit { Verdict::Failure } else { Verdict::Fine };
-            let nodes = (0..3).map(|at| node(check, verdict(at))).collect();
+            let severity = |at| if at < unfit { Severity::Failure } else { Severity::Fine };
+            let nodes = (0..3).map(|at| node(check, severity(at))).collect();
             let Examination { findings, .. } = Examination::of_quorum(nodes);
-            let failures = findings.iter().filter(|known| known.verdict == Verdict::Failure);
+            let failures = findings.iter().filter(|known| known.severity == Severity::Failure);
             assert!(failures.count() >= unfit, "it stays a failure: {findings:?}");
-            findings.into_iter().find(|finding| finding.check == Check::Fleet).unwrap().verdict
+            findings.into_iter().find(|finding| finding.check == Check::Fleet).unwrap().severity
         };
         for check in [Check::Permissions, Check::Role, Check::Version, Check::Info] {
-            assert_eq!(of(check, 0), Verdict::Fine, "{check}");
-            assert_eq!(of(check, 1), Verdict::Warning, "{check}");
-            assert_eq!(of(check, 2), Verdict::Failure, "{check}");
+            assert_eq!(of(check, 0), Severity::Fine, "{check}");
+            assert_eq!(of(check, 1), Severity::Warning, "{check}");
+            assert_eq!(of(check, 2), Severity::Failure, "{check}");
         }
-        assert_eq!(of(Check::Eviction, 2), Verdict::Fine, "a danger, but locks work");
+        assert_eq!(of(Check::Eviction, 2), Severity::Fine, "a danger, but locks work");
     }
 
     #[test]
     fn quorum_is_judged_by_its_majority() {
         let node = |name: &str, is_away| {
-            let verdict = if is_away { Verdict::Failure } else { Verdict::Fine };
+            let severity = if is_away { Severity::Failure } else { Severity::Fine };
             Examination {
-                findings: vec![Finding::new(Check::Reachable, verdict, name, "is")],
+                findings: vec![Finding::new(Check::Reachable, severity, name, "is")],
                 servers: if is_away { Vec::new() } else { vec![server(name, 0)] },
             }
         };
         for (away, expected) in [
-            (0, Verdict::Fine),
-            (1, Verdict::Warning),
-            (2, Verdict::Failure),
-            (3, Verdict::Failure),
+            (0, Severity::Fine),
+            (1, Severity::Warning),
+            (2, Severity::Failure),
+            (3, Severity::Failure),
         ] {
             let nodes = ["1", "2", "3"].iter().enumerate();
             let nodes = nodes.map(|(at, name)| node(name, at < away)).collect();
             let quorum = Examination::of_quorum(nodes);
-            let worst = quorum.findings.iter().map(|finding| finding.verdict).max();
+            let worst = quorum.findings.iter().map(|finding| finding.severity).max();
             assert_eq!(worst, Some(expected), "{away}: {quorum:?}");
         }
         let mut nodes = vec![node("1", false), node("2", false), node("3", false)];
         nodes[2].servers[0].run_id = None;
         let quorum = Examination::of_quorum(nodes);
         let last = quorum.findings.last().unwrap();
-        assert_eq!(last.verdict, Verdict::NotChecked, "{last}");
+        assert_eq!(last.severity, Severity::NotChecked, "{last}");
         assert!(last.message().contains("3 report no run_id"), "{last}");
         let nodes = vec![node("1", false), node("2", false), node("2", false)];
         let quorum = Examination::of_quorum(nodes);

@@ -13,7 +13,7 @@ pub struct Finding {
     /// What was checked.
     pub check: Check,
     /// How it stands.
-    pub verdict: Verdict,
+    pub severity: Severity,
     /// Which server it is: `host:port` or the path of its socket, `node 2` of a quorum, or `all` for what concerns them together.
     pub server: String,
     advice: String,
@@ -22,7 +22,7 @@ pub struct Finding {
 /// How a [`Check`] has ended. The worst is the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-pub enum Verdict {
+pub enum Severity {
     /// Nothing is to be done.
     Fine,
     /// The server does not let this user ask, so it is not known.
@@ -135,7 +135,7 @@ impl fmt::Display for Check {
 }
 
 /// Is one word in small letters, or two with a hyphen.
-impl fmt::Display for Verdict {
+impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Fine => "fine",
@@ -149,11 +149,11 @@ impl fmt::Display for Verdict {
 impl Finding {
     pub(crate) fn new(
         check: Check,
-        verdict: Verdict,
+        severity: Severity,
         server: &str,
         advice: impl Into<String>,
     ) -> Self {
-        Self { check, verdict, server: server.to_owned(), advice: advice.into() }
+        Self { check, severity, server: server.to_owned(), advice: advice.into() }
     }
 
     /// Returns what was seen, what follows from it, and what to change: the sentence without the server.
@@ -164,7 +164,7 @@ impl Finding {
     /// Returns whether there is anything to report when connecting.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn is_fine(&self) -> bool {
-        self.verdict == Verdict::Fine
+        self.severity == Severity::Fine
     }
 }
 

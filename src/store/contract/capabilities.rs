@@ -83,7 +83,7 @@ pub enum Line {
     /// [contract](crate::store::Store#lines).
     Arrivals,
     /// By a queue of the store itself, which every waiter enters when it [subscribes](crate::store::Store::subscribe).
-    /// The requests of a fair lock are those of a plain one.
+    /// The requests of a fair lock are those of any other lock.
     Queue,
 }
 

@@ -65,7 +65,7 @@ impl Keep {
     }
 }
 
-/// A name that a mark keeps closed.
+/// A name that a mark keeps closed. The end of a manager is [`ErrorKind::Closed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Closed {

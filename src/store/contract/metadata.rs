@@ -141,7 +141,7 @@ impl Metadata {
     /// Returns the error of a store that keeps no metadata. Nothing was executed.
     #[must_use]
     pub fn unsupported() -> Error {
-        let message = "the store keeps no metadata beside a lock of this kind; use a plain lock on Redis, a quorum, ZooKeeper or memory";
+        let message = "the store keeps no metadata beside a lock of this kind; use an exclusive lock on Redis, a quorum, ZooKeeper or memory";
         Error::new(ErrorKind::Unsupported, message)
     }
 

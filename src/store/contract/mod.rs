@@ -8,7 +8,6 @@ pub(crate) mod metadata;
 pub(super) mod mode;
 pub(super) mod name;
 pub(super) mod note;
-pub(super) mod reason;
 pub(super) mod request;
 pub(super) mod signal;
 pub(super) mod target;

@@ -1,8 +1,7 @@
-//! Acts of one manager on the hold of another: steals, wishes, the notes that they leave, and the inbox of a manager.
+//! Acts of one manager on the hold of another: steals and wishes, their reasons, the notes that they leave, and the inbox of a manager.
 
 use super::mode::Mode;
 use super::name::Name;
-use super::reason::{Act, Reason};
 use super::request::{Acquire, ForceRelease, Inspect};
 use super::target::Target;
 use super::verdict::{Absence, Acquired};
@@ -10,14 +9,95 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
+
+/// The longest text of a reason in bytes.
+const LONGEST_TEXT: usize = 1024;
 
 /// For how long a store keeps a note.
 pub(crate) const NOTE_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The number of hints that an inbox keeps until they are read. Later ones are dropped: hints may be lost.
 const INBOX_SIZE: usize = 256;
+
+/// The author of an act on the hold of another, and its reason. Both are as public as the name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reason {
+    /// The author: a process, a service, a person.
+    pub by: Arc<str>,
+    /// The reason, for the old holder and for operators.
+    pub why: Arc<str>,
+}
+
+impl Reason {
+    /// Creates a reason.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`](crate::ErrorKind::Invalid) if `why` is empty, or one of the texts has more than 1024 bytes.
+    ///
+    /// ```
+    /// use leasehold::store::Reason;
+    ///
+    /// assert!(Reason::new("host:7", "the import hangs").is_ok());
+    /// assert!(Reason::new("host:7", "").is_err());
+    /// ```
+    pub fn new(by: &str, why: &str) -> Result<Self> {
+        if why.trim().is_empty() {
+            return Err(Error::invalid(
+                "the reason is empty; say why, because the old holder reads it",
+            ));
+        }
+        if let Some(long) = [by, why].into_iter().map(str::len).find(|len| *len > LONGEST_TEXT) {
+            return Err(Error::invalid(format!(
+                "a reason has {long} bytes; at most {LONGEST_TEXT} are allowed"
+            )));
+        }
+        Ok(Self { by: by.into(), why: why.into() })
+    }
+}
+
+/// The kind of an act on the hold of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Act {
+    /// [`Lock::steal_after`](crate::Lock::steal_after) waits for the name, and takes it soon.
+    Wanted,
+    /// [`Lock::steal`](crate::Lock::steal) has taken the name.
+    Stolen,
+    /// [`force_unlock`](crate::LeaseManager::force_unlock) has released the name.
+    Forced,
+}
+
+impl Act {
+    /// Returns the word of the act in a store.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for a store that keeps texts"))]
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Wanted => "want",
+            Self::Stolen => "steal",
+            Self::Forced => "force",
+        }
+    }
+
+    /// Returns the act of a word.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for a store that keeps texts"))]
+    pub(crate) fn of_word(word: &str) -> Option<Self> {
+        [Self::Wanted, Self::Stolen, Self::Forced].into_iter().find(|act| act.word() == word)
+    }
+
+    /// Returns what a holder finds instead of its hold after the act.
+    pub(crate) fn absence(self) -> Option<Absence> {
+        match self {
+            Self::Wanted => None,
+            Self::Stolen => Some(Absence::Stolen),
+            Self::Forced => Some(Absence::Forced),
+        }
+    }
+}
 
 /// The note that an act leaves for the old holder. [`Lease::note`](crate::Lease::note) reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -267,5 +347,24 @@ mod tests {
         assert_eq!(kept, INBOX_SIZE);
         drop(inbox);
         assert!(sender.is_closed());
+    }
+
+    #[test]
+    fn reason_is_bounded_and_never_empty() {
+        let long = "x".repeat(LONGEST_TEXT);
+        assert!(Reason::new(&long, &long).is_ok());
+        let too_long = "x".repeat(LONGEST_TEXT + 1);
+        for (by, why) in [("a", ""), ("a", "  "), ("a", &*too_long), (&*too_long, "b")] {
+            let error = Reason::new(by, why).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{}", error);
+        }
+    }
+
+    #[test]
+    fn act_is_found_by_its_word() {
+        for act in [Act::Wanted, Act::Stolen, Act::Forced] {
+            assert_eq!(Act::of_word(act.word()), Some(act));
+        }
+        assert_eq!(Act::of_word("other"), None);
     }
 }

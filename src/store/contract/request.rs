@@ -7,7 +7,7 @@ use super::keep::Keep;
 use super::mode::Mode;
 use super::name::{HolderId, Name};
 use super::note::Steal;
-use super::reason::{Act, Reason};
+use super::note::{Act, Reason};
 use super::target::Target;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{SetVerdicts, StoreFuture, failed};

@@ -11,8 +11,8 @@ mod lock;
 mod session;
 mod tree;
 
-pub(crate) use session::address::Address;
 pub(crate) use session::examine::examine;
+pub(crate) use session::url::Address;
 
 use super::connect::options::in_task;
 use super::{

@@ -47,7 +47,7 @@ pub async fn only_one_of_many_requests_is_granted(harness: &dyn Harness) {
 }
 
 /// So a lost reply costs nothing: the request is sent again. Clause 5.
-pub async fn same_token_is_granted_again_with_the_same_fence(harness: &dyn Harness) {
+pub async fn same_holder_id_is_granted_again_with_the_same_fence(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("again")).await;
     let first = granted(party.acquire().await);
     harness.elapse(harness.ttl()).await;
@@ -100,7 +100,7 @@ pub async fn release_lowers_the_count_and_at_zero_gives_back(harness: &dyn Harne
 }
 
 /// It neither lowers nor ends another hold, nor creates one. Clause 4.
-pub async fn release_by_another_token_changes_nothing(harness: &dyn Harness) {
+pub async fn release_by_another_holder_id_changes_nothing(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("foreign")).await;
     for count in [0, 1] {
         assert_eq!(released(other.release(count).await), Some(Absence::Gone));

@@ -67,11 +67,11 @@ macro_rules! conformance_suite {
             free_name_is_granted
             held_name_is_refused_with_the_time_it_has_left
             only_one_of_many_requests_is_granted
-            same_token_is_granted_again_with_the_same_fence
+            same_holder_id_is_granted_again_with_the_same_fence
             record_sets_the_count_and_nothing_else
             record_never_creates
             release_lowers_the_count_and_at_zero_gives_back
-            release_by_another_token_changes_nothing
+            release_by_another_holder_id_changes_nothing
             renewal_sets_the_time_to_live_and_never_adds_to_it
             renewal_never_creates
             batch_of_renewals_is_answered_one_by_one_in_order

@@ -12,12 +12,12 @@
 //! | `Rules::{deadline, cancel, stale}` | `engine/machine/timing.rs`: D and C count from `s`, before the send |
 //! | `Client::{acquire, ask_again}` | `engine/acquire/mod.rs`, `ask_store`: one token for all requests of an acquire |
 //! | `Client::granted` | the same: a grant with less than T/2 left is released |
-//! | `Client::{abandon, send_sweep}` | `engine/acquire/attempt.rs`, `Attempt`, and `engine/background/jobs.rs`, `Sweep`: released by its token until T after the last send |
+//! | `Client::{abandon, send_sweep}` | `engine/acquire/acquire_guard.rs`, `AcquireGuard`, and `engine/shared/job.rs`, `Sweep`: released by its holder id until T after the last send |
 //! | `Client::{renew, confirmed}` | `engine/background/mod.rs`, `State::renewed`: only a confirmation moves D, by its own `s` |
 //! | `Client::nest` | `engine/machine/count.rs`: one operation at a time, and the count is absolute |
 //! | `Client::{leave, release_again}` | `engine/machine/count.rs`, `engine/hold/release.rs`: belief ends before the release is sent; retried until D |
 //! | `Client::hand_off` | `engine/hold/handoff.rs`, `State::may_hand_off`: bounded, only what is sure, with a reserved fencing token |
-//! | `Client::tick` | `State::expire`: told at C, and no renewal after it; over at D |
+//! | `Client::tick` | `State::expire`: reported lost at C, and no renewal after it; over at D |
 //!
 //! The fencing tokens of a quorum have a model of their own, [`tokens`].
 //!

@@ -38,7 +38,7 @@ struct Queues {
 
 type Queue = Arc<AsyncMutex<Vec<Orphan>>>;
 
-/// A queue among those of a name: of one holder of a read-write lock, or `None` for all of a plain lock.
+/// A queue among those of a name: of one holder of a read-write lock, or `None` for all of an exclusive lock.
 pub(super) type Lane = Option<HolderId>;
 
 fn lane(mode: Mode, holder: HolderId) -> Lane {

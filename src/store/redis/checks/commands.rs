@@ -2,7 +2,7 @@
 
 use super::info::is_refusal;
 use crate::error::{Error, Result};
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::redis::link::command::Reply;
 use crate::store::redis::link::inquiry::Inquiry;
 use crate::store::redis::scripts::reply;
@@ -64,7 +64,7 @@ impl Asked {
             }
             Self::Unknown => format!("has no command to see {what}"),
         };
-        Some(Finding::new(check, Verdict::NotChecked, name, advice))
+        Some(Finding::new(check, Severity::NotChecked, name, advice))
     }
 }
 
@@ -96,7 +96,7 @@ pub(super) mod tests {
         assert!(matches!(unknown, Asked::Unknown));
         let finding = unknown.not_checked(Check::Stalls, "it", "its slow log", "+slowlog|get");
         let finding = finding.unwrap();
-        assert_eq!(finding.verdict, Verdict::NotChecked);
+        assert_eq!(finding.severity, Severity::NotChecked);
         assert!(!finding.message().contains("grant"), "{finding}");
         let words = "NOPERM No permissions to access a key";
         let of_a_key = sort(Err(reply::classify(words))).unwrap();

@@ -1,7 +1,7 @@
 //! Asks the server for permissions that an exclusive lock does not use, but forced releases and the end of a manager do: whether
 //! this user has them.
 
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::redis::link::address::Address;
 use crate::store::redis::link::command::Reply;
 use crate::store::redis::link::inquiry::Inquiry;
@@ -69,13 +69,13 @@ async fn ask(inquiry: &Inquiry, prefix: &str) -> Option<Vec<String>> {
 pub(super) fn judge(name: &str, prefix: &str, asked: DryRun) -> Finding {
     let can = format!("lets this user hold exclusive locks with the prefix {prefix:?}");
     let others = "what other kinds of locks need";
-    let (verdict, advice) = match asked {
+    let (severity, advice) = match asked {
         DryRun::NotTried => {
             let rules: Vec<_> = all(prefix).into_iter().map(|permission| permission.rule).collect();
-            (Verdict::Fine, format!("{can}; not tried: {}, and {others}", rules.join(", ")))
+            (Severity::Fine, format!("{can}; not tried: {}, and {others}", rules.join(", ")))
         }
         DryRun::Missing(missing) if missing.is_empty() => {
-            (Verdict::Fine, format!("{can}, and hear of forced releases; not tried: {others}"))
+            (Severity::Fine, format!("{can}, and hear of forced releases; not tried: {others}"))
         }
         DryRun::Missing(missing) => {
             let advice = format!(
@@ -83,10 +83,10 @@ pub(super) fn judge(name: &str, prefix: &str, asked: DryRun) -> Finding {
                  without the reason; grant {}",
                 missing.join(" ")
             );
-            (Verdict::Warning, advice)
+            (Severity::Warning, advice)
         }
     };
-    Finding::new(Check::Permissions, verdict, name, advice)
+    Finding::new(Check::Permissions, severity, name, advice)
 }
 
 #[cfg(test)]
@@ -97,14 +97,14 @@ mod tests {
     fn permissions_are_named_whether_tried_or_not() {
         let judged = |asked| judge("it", "app:", asked);
         let not_tried = judged(DryRun::NotTried);
-        assert_eq!(not_tried.verdict, Verdict::Fine);
+        assert_eq!(not_tried.severity, Severity::Fine);
         let rules = "not tried: ~leasehold_note:{app:*, &leasehold_inbox:app:*, +unsubscribe, and";
         assert!(not_tried.message().contains(rules), "{not_tried}");
         let all = judged(DryRun::Missing(Vec::new()));
-        assert_eq!(all.verdict, Verdict::Fine);
+        assert_eq!(all.severity, Severity::Fine);
         assert!(!all.message().contains("+unsubscribe"), "{all}");
         let missing = judged(DryRun::Missing(vec!["+unsubscribe".to_owned()]));
-        assert_eq!(missing.verdict, Verdict::Warning);
+        assert_eq!(missing.severity, Severity::Warning);
         assert!(missing.message().contains("grant +unsubscribe"), "{missing}");
     }
 }

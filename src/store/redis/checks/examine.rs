@@ -15,7 +15,7 @@ use super::tryout::{failed, try_out};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::store::connect::examination::{ALL, Examination, Examined, WallClock};
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::redis::link::address::{Address, Server};
 use crate::store::redis::link::command::Reply;
 use crate::store::redis::link::health::field;
@@ -99,7 +99,7 @@ pub(crate) async fn examine(address: Address) -> Examination {
             let panicked = || {
                 let advice = "could not be examined: an answer of it was not understood";
                 let check = Check::Reachable;
-                Examination::of(Finding::new(check, Verdict::Failure, &name, advice))
+                Examination::of(Finding::new(check, Severity::Failure, &name, advice))
             };
             examined.await.unwrap_or_else(panicked)
         }) as BoxedCall<'_, _>
@@ -122,14 +122,14 @@ pub(crate) async fn examine(address: Address) -> Examination {
 fn add_tried(findings: &mut Vec<Finding>, tried: Vec<Finding>) {
     let explains = |finding: &Finding| {
         let causes = [Check::Reachable, Check::Role, Check::Permissions];
-        finding.verdict == Verdict::Failure && causes.contains(&finding.check)
+        finding.severity == Severity::Failure && causes.contains(&finding.check)
     };
     let is_explained = findings.iter().any(explains);
     let follows = |finding: &Finding| {
         let is_same = |known: &Finding| {
             known.check == finding.check
                 && known.server == finding.server
-                && known.verdict == Verdict::Failure
+                && known.severity == Severity::Failure
         };
         let is_effect = matches!(finding.check, Check::Reachable | Check::Role);
         is_explained && is_effect || findings.iter().any(is_same)
@@ -254,14 +254,14 @@ async fn ask_sentinels(address: &Address, sentinels: &Sentinels, until: Instant)
     }
     if !missing.is_empty() {
         let are_most = missing.len() * 2 >= named;
-        let verdict = if are_most { Verdict::Failure } else { Verdict::Warning };
+        let severity = if are_most { Severity::Failure } else { Severity::Warning };
         let advice = format!(
             "{} of {named} sentinels do not answer ({}), and without most of them none replaces a dead primary: {}",
             missing.len(),
             missing.join(", "),
             errors.join("; ")
         );
-        findings.push(Finding::new(Check::Fleet, verdict, ALL, advice));
+        findings.push(Finding::new(Check::Fleet, severity, ALL, advice));
     }
     findings.sort_by(|one, other| one.server.cmp(&other.server));
     findings
@@ -288,7 +288,7 @@ async fn examine_one(subject: Subject, until: Instant) -> Examination {
         let mut finding = failed(name, error, &address.prefix);
         if *part == Part::Replica {
             // The primary serves without it, until it is needed.
-            finding.verdict = Verdict::Warning;
+            finding.severity = Severity::Warning;
         }
         finding
     };
@@ -301,7 +301,7 @@ async fn examine_one(subject: Subject, until: Instant) -> Examination {
     let start = Instant::now();
     match ask_all(&subject, &inquiry, &mut seen, &mut findings).await {
         Ok(()) => {
-            findings.insert(0, Finding::new(Check::Reachable, Verdict::Fine, name, "answers"));
+            findings.insert(0, Finding::new(Check::Reachable, Severity::Fine, name, "answers"));
             if let Some(role) = &seen.role
                 && let Ok(info) = inquiry.ask(&["INFO", "replication"]).await
             {
@@ -363,14 +363,14 @@ async fn ask_all(
     findings.extend(judge_limits(name, &limits, ttl));
     if *part == (Part::Primary { in_cluster: true }) {
         let judged = judge_cluster(name, &ask(inquiry, &["CLUSTER", "INFO"]).await?);
-        let is_down = judged.iter().any(|finding| finding.verdict == Verdict::Failure);
+        let is_down = judged.iter().any(|finding| finding.severity == Severity::Failure);
         findings.extend(judged);
         findings.extend(judge_node_timeout(name, &config, ttl));
         if is_down {
             // A question for a key would end the connection.
             let unasked = [Check::RoundTrip, Check::Leftovers].map(|check| {
                 let advice = "was not asked for keys, since its cluster is down";
-                Finding::new(check, Verdict::NotChecked, name, advice)
+                Finding::new(check, Severity::NotChecked, name, advice)
             });
             findings.extend(unasked);
             return watch_clock(subject, inquiry, Watch { start, first, keys: false }, findings)
@@ -449,7 +449,7 @@ fn unless_elsewhere(
         return found;
     }
     let advice = format!("refuses a key: {}", error.message());
-    Ok(Some(Finding::new(check, Verdict::NotChecked, name, advice)))
+    Ok(Some(Finding::new(check, Severity::NotChecked, name, advice)))
 }
 
 async fn leftovers_of(
@@ -493,23 +493,23 @@ fn judge_part(subject: &Subject, info: Result<String>) -> Result<Vec<Finding>> {
 /// Judges the role that a server has at the end, if it is another one than `before`.
 fn judge_change(name: &str, part: Part, before: &str, info: &str) -> Option<Finding> {
     let after = field(info, "role").filter(|after| *after != before)?;
-    let (verdict, advice) = match (after, part) {
+    let (severity, advice) = match (after, part) {
         ("slave", Part::Alone | Part::Node) => (
-            Verdict::Failure,
+            Severity::Failure,
             "became a replica while it was examined, so that no lock can be acquired here; name the new primary in the URL, or \
              its sentinels, and look at why it was replaced",
         ),
         ("slave", _) => (
-            Verdict::Warning,
+            Severity::Warning,
             "became a replica while it was examined: a failover is under way, which may cost leases; look at why it was \
              replaced, and run this again",
         ),
         _ => (
-            Verdict::Warning,
+            Severity::Warning,
             "became a primary while it was examined: a failover is under way, which may cost leases; run this again",
         ),
     };
-    Some(Finding::new(Check::Role, verdict, name, advice))
+    Some(Finding::new(Check::Role, severity, name, advice))
 }
 
 /// Reads the clock of a server, some times in a row, of which the quickest counts; or returns why it cannot.
@@ -551,7 +551,7 @@ async fn round_trips(subject: &Subject, inquiry: &Inquiry, probe: &str) -> Resul
             "does not let this user run the script of which the time is taken: {}{rule}",
             error.message()
         );
-        let finding = Finding::new(Check::RoundTrip, Verdict::NotChecked, name, advice);
+        let finding = Finding::new(Check::RoundTrip, Severity::NotChecked, name, advice);
         return if is_answer { Ok(Some(finding)) } else { Err(error) };
     }
     let clock = Clock::system();
@@ -575,7 +575,7 @@ mod tests {
             |words: &str| unless_elsewhere("it", Check::RoundTrip, Err(reply::classify(words)));
         for words in ["MOVED 5 127.0.0.1:7001", "CLUSTERDOWN Hash slot not served"] {
             let finding = judged(words).unwrap().unwrap();
-            assert_eq!(finding.verdict, Verdict::NotChecked, "{finding}");
+            assert_eq!(finding.severity, Severity::NotChecked, "{finding}");
         }
         for words in ["LOADING Redis is loading the dataset in memory", "BUSY Redis is busy"] {
             assert!(judged(words).is_err(), "{words}");
@@ -588,26 +588,26 @@ mod tests {
         assert_eq!(judged(Part::Alone, "master", "role:master\r\n"), None);
         assert_eq!(judged(Part::Alone, "master", ""), None);
         let in_fleet = Part::Primary { in_cluster: false };
-        for (part, before, after, verdict) in [
-            (Part::Alone, "master", "role:slave\r\n", Verdict::Failure),
-            (in_fleet, "master", "role:slave\r\n", Verdict::Warning),
-            (Part::Replica, "slave", "role:master\r\n", Verdict::Warning),
+        for (part, before, after, severity) in [
+            (Part::Alone, "master", "role:slave\r\n", Severity::Failure),
+            (in_fleet, "master", "role:slave\r\n", Severity::Warning),
+            (Part::Replica, "slave", "role:master\r\n", Severity::Warning),
         ] {
             let finding = judged(part, before, after).unwrap();
-            assert_eq!((finding.check, finding.verdict), (Check::Role, verdict), "{finding}");
+            assert_eq!((finding.check, finding.severity), (Check::Role, severity), "{finding}");
         }
     }
 
     #[test]
     fn failure_of_the_try_out_that_is_explained_is_left_out() {
-        let finding = |check, verdict| Finding::new(check, verdict, "it", "is");
+        let finding = |check, severity| Finding::new(check, severity, "it", "is");
         let add = |known: Finding, tried: Finding| {
             let mut findings = vec![known];
             add_tried(&mut findings, vec![tried]);
             findings.len() == 2
         };
         use Check::{Eviction, Permissions, Reachable, Role};
-        use Verdict::{Failure, Fine};
+        use Severity::{Failure, Fine};
         for (known, tried, is_added) in [
             (finding(Reachable, Failure), finding(Reachable, Failure), false),
             (finding(Role, Failure), finding(Role, Failure), false),

@@ -1,7 +1,7 @@
 //! Judges a cluster, and sentinels: whether they are complete, and how soon they replace a server.
 
 use super::commands::Asked;
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::redis::link::command::Reply;
 use crate::store::redis::link::health::field;
 use std::time::Duration;
@@ -13,8 +13,8 @@ const ELECTION: Duration = Duration::from_secs(2);
 /// before its end. With a short time to live, the shortest pauses count for more.
 const SHARE: f64 = 0.4;
 
-fn find(name: &str, verdict: Verdict, advice: String) -> Finding {
-    Finding::new(Check::Fleet, verdict, name, advice)
+fn find(name: &str, severity: Severity, advice: String) -> Finding {
+    Finding::new(Check::Fleet, severity, name, advice)
 }
 
 /// Returns what a failover that takes so long costs.
@@ -29,9 +29,9 @@ fn judge_failover(name: &str, setting: &str, detection: Duration, ttl: Duration)
             "{seen}: a lease outlives that with a time to live of {least:.0?} or more, and not surely with {ttl:?}; choose a \
              longer time to live, or a smaller {setting}"
         );
-        find(name, Verdict::Warning, advice)
+        find(name, Severity::Warning, advice)
     } else {
-        find(name, Verdict::Fine, seen)
+        find(name, Severity::Fine, seen)
     }
 }
 
@@ -57,16 +57,16 @@ pub(super) fn judge_cluster(name: &str, cluster: &Asked) -> Vec<Finding> {
             "says that the state of the cluster is {state}, with {assigned} of 16384 slots assigned and {failing} failed: names \
              of these slots cannot be locked; look at CLUSTER NODES, and assign or repair them"
         );
-        find(name, Verdict::Failure, advice)
+        find(name, Severity::Failure, advice)
     } else if assigned < 16384 || suspected > 0 {
         let advice = format!(
             "says that {assigned} of 16384 slots are assigned and {suspected} are perhaps failing: names of the others cannot be \
              locked; look at CLUSTER NODES"
         );
-        find(name, Verdict::Warning, advice)
+        find(name, Severity::Warning, advice)
     } else {
         let size = number("cluster_size").unwrap_or_default();
-        find(name, Verdict::Fine, format!("sees a whole cluster of {size} primaries"))
+        find(name, Severity::Fine, format!("sees a whole cluster of {size} primaries"))
     };
     vec![finding]
 }
@@ -84,16 +84,16 @@ pub(super) fn judge_node_timeout(name: &str, config: &Asked, ttl: Duration) -> O
 /// Judges the replication of a replica, by its reply to `INFO`.
 pub(super) fn judge_replica(name: &str, info: &str) -> Option<Finding> {
     let finding =
-        |verdict, advice: &str| Some(Finding::new(Check::Replicas, verdict, name, advice));
+        |severity, advice: &str| Some(Finding::new(Check::Replicas, severity, name, advice));
     match (field(info, "role")?, field(info, "master_link_status")) {
-        ("slave", Some("up")) => finding(Verdict::Fine, "is a replica that follows its primary"),
+        ("slave", Some("up")) => finding(Severity::Fine, "is a replica that follows its primary"),
         ("slave", _) => finding(
-            Verdict::Warning,
+            Severity::Warning,
             "is a replica without a link to its primary: promoted now, it would have forgotten all later grants; look at its \
              log, masterauth and the network",
         ),
         _ => finding(
-            Verdict::Warning,
+            Severity::Warning,
             "is no replica, though the fleet calls it one: a failover may be under way; run this again",
         ),
     }
@@ -113,7 +113,7 @@ pub(super) fn judge_sentinel(
         let advice = format!(
             "holds the primary for down ({flags}); a failover is due, or waits for a majority"
         );
-        found.push(find(name, Verdict::Failure, advice));
+        found.push(find(name, Severity::Failure, advice));
     }
     let all = number("num-other-sentinels").map_or(0, |others| others + 1);
     let quorum = number("quorum").unwrap_or_default();
@@ -121,21 +121,21 @@ pub(super) fn judge_sentinel(
         let advice = format!(
             "knows {all} sentinels, and needs {quorum}: no failover can begin; start the missing"
         );
-        found.push(find(name, Verdict::Failure, advice));
+        found.push(find(name, Severity::Failure, advice));
     } else if all < 3 {
         let advice = format!(
             "knows {all} sentinels: where one of two is away no majority is left, and none replaces the primary; run three"
         );
-        found.push(find(name, Verdict::Warning, advice));
+        found.push(find(name, Severity::Warning, advice));
     } else if all > named as u64 {
         let advice = format!(
             "knows {all} sentinels, of which the URL names {named}; name all, for the day when those are away"
         );
-        found.push(find(name, Verdict::Warning, advice));
+        found.push(find(name, Severity::Warning, advice));
     }
     if number("num-slaves") == Some(0) {
         let advice = "knows no replica of the primary, so that none replaces it";
-        found.push(find(name, Verdict::Warning, advice.to_owned()));
+        found.push(find(name, Severity::Warning, advice.to_owned()));
     }
     if let Some(millis) = number("down-after-milliseconds") {
         let down = Duration::from_millis(millis);
@@ -164,7 +164,7 @@ pub(super) fn replicas_of(info: &str) -> Vec<[String; 2]> {
 mod tests {
     use super::*;
     use crate::store::redis::checks::commands::tests::{list, refused, text};
-    use Verdict::{Failure, Fine, NotChecked, Warning};
+    use Severity::{Failure, Fine, NotChecked, Warning};
 
     const TTL: Duration = Duration::from_secs(30);
 
@@ -181,24 +181,24 @@ mod tests {
             (String::new(), Failure),
         ] {
             let found = judge_cluster("it", &Asked::Answered(text(&info)));
-            assert_eq!((found.len(), found[0].verdict), (1, expected), "{info}");
+            assert_eq!((found.len(), found[0].severity), (1, expected), "{info}");
         }
         let found = judge_cluster("it", &refused());
-        assert_eq!(found[0].verdict, NotChecked);
+        assert_eq!(found[0].severity, NotChecked);
         assert!(found[0].message().contains("+cluster|info"));
     }
 
     #[test]
     fn time_to_live_must_outlast_a_failover() {
-        let verdict = |millis: &str| {
+        let severity = |millis: &str| {
             let config = Asked::Answered(list(vec![text("cluster-node-timeout"), text(millis)]));
-            judge_node_timeout("it", &config, TTL).unwrap().verdict
+            judge_node_timeout("it", &config, TTL).unwrap().severity
         };
         assert_eq!(
-            (verdict("10000"), verdict("10001"), verdict("15000")),
+            (severity("10000"), severity("10001"), severity("15000")),
             (Fine, Warning, Warning)
         );
-        assert_eq!(judge_node_timeout("it", &refused(), TTL).unwrap().verdict, NotChecked);
+        assert_eq!(judge_node_timeout("it", &refused(), TTL).unwrap().severity, NotChecked);
         assert_eq!(judge_node_timeout("it", &Asked::Answered(list(Vec::new())), TTL), None);
     }
 
@@ -226,7 +226,7 @@ mod tests {
             ("quorum", "4", 3, Failure),
             ("down-after-milliseconds", "30000", 3, Warning),
         ] {
-            let worst = judged(name, value, named).iter().map(|finding| finding.verdict).max();
+            let worst = judged(name, value, named).iter().map(|finding| finding.severity).max();
             assert_eq!(worst, Some(expected), "{name} {value}");
         }
     }
@@ -237,7 +237,7 @@ mod tests {
                     slave1:ip=::1,port=6381,state=wait_bgsave,offset=0,lag=0\r\nslave_repl_offset:3\r\n";
         let expected = [["10.0.0.2", "6380"], ["::1", "6381"]];
         assert_eq!(replicas_of(info), expected.map(|one| one.map(str::to_owned)));
-        let judged = |info: &str| judge_replica("it", info).map(|finding| finding.verdict);
+        let judged = |info: &str| judge_replica("it", info).map(|finding| finding.severity);
         assert_eq!(judged("role:slave\r\nmaster_link_status:up\r\n"), Some(Fine));
         assert_eq!(judged("role:slave\r\nmaster_link_status:down\r\n"), Some(Warning));
         assert_eq!(judged("role:master\r\n"), Some(Warning));

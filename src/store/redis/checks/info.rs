@@ -1,7 +1,7 @@
 //! Judges a server by its reply to `INFO`: when connecting, and in an examination.
 
 use crate::error::{Error, Fate, Result};
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::redis::link::health::field;
 use crate::store::redis::scripts::reply;
 
@@ -40,12 +40,12 @@ pub(super) fn judge(
         Err(error) if is_refusal(&error) && deployment == Deployment::Quorum => {
             let advice = "does not let this user run INFO, by which a quorum knows how long a server runs, so that none connects; \
                  grant +info";
-            Ok(vec![Finding::new(Check::Info, Verdict::Failure, name, advice)])
+            Ok(vec![Finding::new(Check::Info, Severity::Failure, name, advice)])
         }
         Err(error) if is_refusal(&error) => {
             let refused = Finding::new(
                 Check::Info,
-                Verdict::NotChecked,
+                Severity::NotChecked,
                 name,
                 "does not let this user run INFO, so its settings are not checked; grant +info, or allow Check::Info",
             );
@@ -59,10 +59,10 @@ pub(super) fn judge(
 }
 
 fn judge_settings(name: &str, info: &str, replicas: u32, deployment: Deployment) -> Vec<Finding> {
-    use Verdict::{Failure, Fine, Warning};
+    use Severity::{Failure, Fine, Warning};
     let mut findings = Vec::new();
-    let mut find = |check, verdict, advice: String| {
-        findings.push(Finding::new(check, verdict, name, advice));
+    let mut find = |check, severity, advice: String| {
+        findings.push(Finding::new(check, severity, name, advice));
     };
     let field = |name: &str| field(info, name);
 
@@ -178,21 +178,21 @@ pub(super) fn judge_fsync(
     if deployment == Deployment::Quorum {
         return None;
     }
-    let (verdict, advice) = match appendfsync {
-        "always" => (Verdict::Fine, "has each lease on the disk before it is granted"),
+    let (severity, advice) = match appendfsync {
+        "always" => (Severity::Fine, "has each lease on the disk before it is granted"),
         "everysec" => (
-            Verdict::Fine,
+            Severity::Fine,
             "writes to the disk each second: when its machine dies, others are granted the names of the last second; \
              appendfsync always, replicas or a quorum prevent that",
         ),
         "no" => (
-            Verdict::Warning,
+            Severity::Warning,
             "leaves it to the system when the append-only file reaches the disk (appendfsync no), often half a minute \
              later: when its machine dies, others are granted the names of that time; set appendfsync everysec or always",
         ),
         _ => return None,
     };
-    Some(Finding::new(Check::Persistence, verdict, name, advice))
+    Some(Finding::new(Check::Persistence, severity, name, advice))
 }
 
 #[cfg(test)]
@@ -256,8 +256,8 @@ mod tests {
         let judged = |text: &str| judged_in(text, Deployment::Alone);
         let words = "NOPERM this user has no permissions to run the 'info' command";
         let of_a_node = judged_in(words, Deployment::Quorum).unwrap();
-        assert_eq!(of_a_node[0].verdict, Verdict::Failure);
-        assert_eq!(judged(words).unwrap()[0].verdict, Verdict::NotChecked);
+        assert_eq!(of_a_node[0].severity, Severity::Failure);
+        assert_eq!(judged(words).unwrap()[0].severity, Severity::NotChecked);
         for text in [
             "NOPERM this user has no permissions to run the 'info' command",
             "NOPERM User lease has no permissions to run the 'info' command",
@@ -279,16 +279,16 @@ mod tests {
 
     #[test]
     fn append_only_file_is_judged_by_when_it_reaches_the_disk() {
-        let verdict =
-            |word, deployment| judge_fsync("it", word, deployment).map(|finding| finding.verdict);
+        let severity =
+            |word, deployment| judge_fsync("it", word, deployment).map(|finding| finding.severity);
         for (word, expected) in [
-            ("always", Some(Verdict::Fine)),
-            ("everysec", Some(Verdict::Fine)),
-            ("no", Some(Verdict::Warning)),
+            ("always", Some(Severity::Fine)),
+            ("everysec", Some(Severity::Fine)),
+            ("no", Some(Severity::Warning)),
             ("", None),
         ] {
-            assert_eq!(verdict(word, Deployment::Alone), expected, "{word}");
-            assert_eq!(verdict(word, Deployment::Quorum), None, "{word}");
+            assert_eq!(severity(word, Deployment::Alone), expected, "{word}");
+            assert_eq!(severity(word, Deployment::Quorum), None, "{word}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::commands::{Asked, ask};
 use crate::error::Result;
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::connect::layout::Layout;
 use crate::store::redis::link::command::Reply;
 use crate::store::redis::link::inquiry::Inquiry;
@@ -88,24 +88,24 @@ fn not_checked(name: &str, asked: &Asked, rule: &str) -> Finding {
     let odd = || {
         let advice =
             "answers SCAN in an unknown way, so keys without a time to live were not looked for";
-        Finding::new(Check::Leftovers, Verdict::NotChecked, name, advice)
+        Finding::new(Check::Leftovers, Severity::NotChecked, name, advice)
     };
     finding.unwrap_or_else(odd)
 }
 
 fn judge(name: &str, sample: &Sample) -> Finding {
     let Sample { seen, passed, is_complete, left } = sample;
-    let (verdict, advice) = if *seen == 0 && !*is_complete {
+    let (severity, advice) = if *seen == 0 && !*is_complete {
         let advice = format!(
             "has no key of a lock with the prefix among the first {passed} of its keys, and the others were not looked at"
         );
-        (Verdict::NotChecked, advice)
+        (Severity::NotChecked, advice)
     } else if left.is_empty() {
         let of = if *is_complete { "all" } else { "a sample of" };
         let advice = format!(
             "has no lock without a time to live among {of} {seen} keys of their type with the prefix"
         );
-        (Verdict::Fine, advice)
+        (Severity::Fine, advice)
     } else {
         let named: Vec<String> = left.iter().take(NAMED).map(|key| shortened(key)).collect();
         let more = if left.len() > NAMED { ", .." } else { "" };
@@ -115,9 +115,9 @@ fn judge(name: &str, sample: &Sample) -> Finding {
             left.len(),
             named.join(", ")
         );
-        (Verdict::Warning, advice)
+        (Severity::Warning, advice)
     };
-    Finding::new(Check::Leftovers, verdict, name, advice)
+    Finding::new(Check::Leftovers, severity, name, advice)
 }
 
 /// Returns a key in quotes, or of a long one the beginning.
@@ -176,9 +176,9 @@ mod tests {
             is_complete: true,
             left: (0..count).map(|number| format!("job{number}")).collect(),
         };
-        assert_eq!(judge("it", &sample(0)).verdict, Verdict::Fine);
+        assert_eq!(judge("it", &sample(0)).severity, Severity::Fine);
         let two = judge("it", &sample(2));
-        assert_eq!(two.verdict, Verdict::Warning);
+        assert_eq!(two.severity, Severity::Warning);
         assert!(two.message().contains("\"job0\", \"job1\"; these"), "{two}");
         let many = judge("it", &sample(9));
         assert!(
@@ -186,14 +186,14 @@ mod tests {
             "{many}"
         );
         let none = judge("it", &Sample { passed: 10_000, ..Sample::default() });
-        assert_eq!(none.verdict, Verdict::NotChecked, "{none}");
+        assert_eq!(none.severity, Severity::NotChecked, "{none}");
         assert!(none.message().contains("first 10000"), "{none}");
         let all = Sample { passed: 500, is_complete: true, ..Sample::default() };
-        assert_eq!(judge("it", &all).verdict, Verdict::Fine);
+        assert_eq!(judge("it", &all).severity, Severity::Fine);
         assert_eq!(shortened(&"é".repeat(90)), format!("\"{}\"..", "é".repeat(80)));
         assert_eq!(shortened("a\n"), "\"a\\n\"");
         let finding = not_checked("it", &refused(), "+scan");
-        assert_eq!(finding.verdict, Verdict::NotChecked);
+        assert_eq!(finding.severity, Severity::NotChecked);
         assert!(finding.message().contains("+scan"), "{finding}");
     }
 }

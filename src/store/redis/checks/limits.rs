@@ -1,7 +1,7 @@
 //! Judges limits by which a server refuses or closes connections.
 
 use super::commands::Asked;
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::redis::link::health::field;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(super) struct Limits<'a> {
 
 /// Judges the limits of a server, for a time to live.
 pub(super) fn judge_limits(name: &str, limits: &Limits<'_>, ttl: Duration) -> Vec<Finding> {
-    let find = |verdict, advice: String| Finding::new(Check::Limits, verdict, name, advice);
+    let find = |severity, advice: String| Finding::new(Check::Limits, severity, name, advice);
     let mut found = Vec::new();
     let mut seen = Vec::new();
     let number = |name: &str| field(limits.info?, name)?.parse::<u64>().ok();
@@ -25,7 +25,7 @@ pub(super) fn judge_limits(name: &str, limits: &Limits<'_>, ttl: Duration) -> Ve
         seen.push(format!("{clients} of {most} clients"));
         if clients * 5 > most * 4 {
             found.push(find(
-                Verdict::Warning,
+                Severity::Warning,
                 format!(
                     "has {clients} of {most} clients, and refuses more than that, so that a lost connection may not come \
                      back; raise maxclients, or close idle clients"
@@ -41,7 +41,7 @@ pub(super) fn judge_limits(name: &str, limits: &Limits<'_>, ttl: Duration) -> Ve
             limits.info.and_then(|info| field(info, "maxmemory_policy")) == Some("noeviction");
         if percent > 90 && refuses {
             found.push(find(
-                Verdict::Warning,
+                Severity::Warning,
                 format!(
                     "uses {percent} % of its maxmemory, and refuses all writes without memory, so that no lock can be acquired; \
                      raise maxmemory, or keep less data on this server"
@@ -59,7 +59,7 @@ pub(super) fn judge_limits(name: &str, limits: &Limits<'_>, ttl: Duration) -> Ve
     // The connection for renewals is used each third of the time to live, and all are idle without leases.
     if !idle.is_zero() && idle <= ttl {
         found.push(find(
-            Verdict::Warning,
+            Severity::Warning,
             format!(
                 "closes connections that are idle for {idle:?}, by its timeout; the next request waits for another one, and \
                  all leases are verified then; set timeout 0, or more than the time to live"
@@ -76,7 +76,7 @@ pub(super) fn judge_limits(name: &str, limits: &Limits<'_>, ttl: Duration) -> Ve
         && hard < LEAST_BUFFER
     {
         found.push(find(
-            Verdict::Warning,
+            Severity::Warning,
             format!(
                 "closes a subscriber that is {hard} bytes behind, so that waiters miss wake-ups in a burst and poll; set \
                  client-output-buffer-limit pubsub 32mb 8mb 60"
@@ -84,7 +84,7 @@ pub(super) fn judge_limits(name: &str, limits: &Limits<'_>, ttl: Duration) -> Ve
         ));
     }
     if found.is_empty() {
-        found.push(find(Verdict::Fine, format!("has {}", seen.join(", "))));
+        found.push(find(Severity::Fine, format!("has {}", seen.join(", "))));
     }
     found
 }
@@ -118,8 +118,8 @@ mod tests {
             let limits = Limits { info: Some(&info), config: &config };
             let findings = judge_limits("it", &limits, Duration::from_secs(30));
             let [finding] = &findings[..] else { panic!("{findings:?}") };
-            let expected = if says.is_some() { Verdict::Warning } else { Verdict::Fine };
-            assert_eq!(finding.verdict, expected, "{finding}");
+            let expected = if says.is_some() { Severity::Warning } else { Severity::Fine };
+            assert_eq!(finding.severity, expected, "{finding}");
             assert!(finding.message().contains(says.unwrap_or("of 100 clients")), "{finding}");
         }
     }
@@ -133,13 +133,17 @@ mod tests {
             let limits = Limits { info: Some(&info), config: &config };
             judge_limits("it", &limits, Duration::from_secs(30)).remove(0)
         };
-        assert_eq!(judged(91, 100, "noeviction").verdict, Verdict::Warning);
+        assert_eq!(judged(91, 100, "noeviction").severity, Severity::Warning);
         assert!(judged(200, 100, "noeviction").message().contains("uses 200 % of its maxmemory"));
         assert!(judged(90, 100, "noeviction").message().contains("90 % of its maxmemory"));
         for (used, most, policy) in
             [(90, 100, "noeviction"), (99, 100, "allkeys-lru"), (99, 0, "noeviction")]
         {
-            assert_eq!(judged(used, most, policy).verdict, Verdict::Fine, "{used} {most} {policy}");
+            assert_eq!(
+                judged(used, most, policy).severity,
+                Severity::Fine,
+                "{used} {most} {policy}"
+            );
         }
     }
 
@@ -148,7 +152,7 @@ mod tests {
         let limits = Limits { info: None, config: &refused() };
         let findings = judge_limits("it", &limits, Duration::from_secs(30));
         let [finding] = &findings[..] else { panic!("{findings:?}") };
-        assert_eq!(finding.verdict, Verdict::NotChecked);
+        assert_eq!(finding.severity, Severity::NotChecked);
         assert!(finding.message().contains("+config|get"), "{finding}");
     }
 }

@@ -206,11 +206,12 @@ fn warn(findings: Vec<Finding>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::connect::finding::Verdict;
+    use crate::store::connect::finding::Severity;
 
     #[test]
     fn news_are_reported_once_and_what_holds_for_all_once() {
-        let finding = |check, server: &str| Finding::new(check, Verdict::Warning, server, "is odd");
+        let finding =
+            |check, server: &str| Finding::new(check, Severity::Warning, server, "is odd");
         let known = |found: &[(&str, Check)]| {
             let mut known = Known::new();
             for (server, check) in found {

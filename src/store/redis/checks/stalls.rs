@@ -1,7 +1,7 @@
 //! Judges what makes a server stand still.
 
 use super::commands::Asked;
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::redis::link::command::Reply;
 use crate::store::redis::link::health::field;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(super) struct Stalls<'a> {
 /// Judges stalls of a server, for a time to live.
 pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Vec<Finding> {
     let limit = ttl / 20;
-    let find = |verdict, advice: String| Finding::new(Check::Stalls, verdict, name, advice);
+    let find = |severity, advice: String| Finding::new(Check::Stalls, severity, name, advice);
     let mut found = Vec::new();
     let mut seen = Vec::new();
     let setting = |name: &str| stalls.config.answer()?.value_of(name)?.parse::<i64>().ok();
@@ -35,7 +35,7 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
         let fork = Duration::from_micros(fork);
         if fork > limit {
             found.push(find(
-                Verdict::Warning,
+                Severity::Warning,
                 format!(
                     "stood still for {fork:.1?} in its last fork, more than a twentieth of the time to live; renewals wait \
                      for so long; save less often, turn transparent huge pages off, or keep less data on this server"
@@ -50,7 +50,7 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
     match stalls.latency {
         Asked::Answered(answer) => match worst_event(answer) {
             Some((event, worst)) if worst > limit => found.push(find(
-                Verdict::Warning,
+                Severity::Warning,
                 format!(
                     "stood still for {worst:.1?} by LATENCY LATEST ({event}), more than a twentieth of the time to live; \
                      LATENCY DOCTOR says why"
@@ -69,7 +69,7 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
             let slowest = slowest_command(answer);
             match slowest {
                 Some((command, took)) if took > limit => found.push(find(
-                    Verdict::Warning,
+                    Severity::Warning,
                     format!(
                         "took {took:.1?} for one {command}, by its slow log, more than a twentieth of the time to live; \
                          all locks wait meanwhile; keep slow commands off this server"
@@ -87,7 +87,7 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
     if !commands_are_recorded {
         let advice = "does not record commands that take a twentieth of the time to live, so it is not known whether some did; \
              set slowlog-log-slower-than to 10000";
-        found.push(find(Verdict::NotChecked, advice.to_owned()));
+        found.push(find(Severity::NotChecked, advice.to_owned()));
     }
     match stalls.config {
         Asked::Answered(answer) => {
@@ -97,7 +97,7 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
                 let silent =
                     if busy.is_zero() { "without end".to_owned() } else { format!("for {busy:?}") };
                 found.push(find(
-                    Verdict::Warning,
+                    Severity::Warning,
                     format!(
                         "is silent {silent} while a script or a module of any client runs, by its busy-reply-threshold, so \
                          that nothing says why renewals fail; set it to less than a third of the time to live"
@@ -113,7 +113,7 @@ pub(super) fn judge_stalls(name: &str, stalls: &Stalls<'_>, ttl: Duration) -> Ve
         )),
     }
     if found.is_empty() {
-        found.push(find(Verdict::Fine, format!("shows no long stall: {}", seen.join(", "))));
+        found.push(find(Severity::Fine, format!("shows no long stall: {}", seen.join(", "))));
     }
     found
 }
@@ -192,8 +192,8 @@ mod tests {
         ] {
             let findings = judged(info, &latency, &slow_log, &threshold);
             let [finding] = &findings[..] else { panic!("{findings:?}") };
-            let expected = if says.is_some() { Verdict::Warning } else { Verdict::Fine };
-            assert_eq!(finding.verdict, expected, "{finding}");
+            let expected = if says.is_some() { Severity::Warning } else { Severity::Fine };
+            assert_eq!(finding.severity, expected, "{finding}");
             assert!(finding.message().contains(says.unwrap_or("no long stall")), "{finding}");
             assert!(!finding.message().contains("hunter2"), "{finding}");
         }
@@ -211,15 +211,15 @@ mod tests {
             let [finding] = &findings[..] else { panic!("{findings:?}") };
             finding.clone()
         };
-        for (events, commands, verdict, says) in [
-            ("100", "10000", Verdict::Fine, "no fork yet, no event"),
-            ("0", "10000", Verdict::Fine, "events are not recorded"),
-            ("2000", "0", Verdict::Fine, "events are not recorded"),
-            ("100", "-1", Verdict::NotChecked, "slowlog-log-slower-than"),
-            ("0", "2000000", Verdict::NotChecked, "slowlog-log-slower-than"),
+        for (events, commands, severity, says) in [
+            ("100", "10000", Severity::Fine, "no fork yet, no event"),
+            ("0", "10000", Severity::Fine, "events are not recorded"),
+            ("2000", "0", Severity::Fine, "events are not recorded"),
+            ("100", "-1", Severity::NotChecked, "slowlog-log-slower-than"),
+            ("0", "2000000", Severity::NotChecked, "slowlog-log-slower-than"),
         ] {
             let finding = recorded(events, commands);
-            assert_eq!(finding.verdict, verdict, "{events} {commands}: {finding}");
+            assert_eq!(finding.severity, severity, "{events} {commands}: {finding}");
             assert!(finding.message().contains(says), "{events} {commands}: {finding}");
         }
     }
@@ -228,7 +228,7 @@ mod tests {
     fn what_may_not_be_asked_is_not_fine() {
         let findings = judged("", &refused(), &refused(), &refused());
         assert!(
-            findings.iter().all(|finding| finding.verdict == Verdict::NotChecked),
+            findings.iter().all(|finding| finding.severity == Severity::NotChecked),
             "{findings:?}"
         );
         let rules = ["+latency|latest", "+slowlog|get", "+config|get"];

@@ -1,7 +1,7 @@
 //! Judges how long requests take, and how the clock of a server runs.
 
 use crate::store::connect::examination::WallClock;
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use std::time::Duration;
 
 /// A clock of which the rate differs by more makes leases shorter than the engine counts with.
@@ -22,27 +22,27 @@ pub(super) fn judge_round_trips(
     let count = took.len();
     let seen = format!("takes {half:.1?} for a request, and {most:.1?} for the slowest of {count}");
     let limit = ttl / 60;
-    let (verdict, advice) = if most > attempt {
+    let (severity, advice) = if most > attempt {
         let advice = format!(
             "{seen}: longer than an attempt may take ({attempt:?}), so that locks fail; look at the network and the server, \
              or choose a longer time to live"
         );
-        (Verdict::Failure, advice)
+        (Severity::Failure, advice)
     } else if most > limit {
         let advice = format!(
             "{seen}: more than a sixtieth of the time to live ({limit:?}), so that few renewals are left in an outage; look \
              at the network and the server, or choose a longer time to live"
         );
-        (Verdict::Warning, advice)
+        (Severity::Warning, advice)
     } else {
-        (Verdict::Fine, seen)
+        (Severity::Fine, seen)
     };
-    Some(Finding::new(Check::RoundTrip, verdict, name, advice))
+    Some(Finding::new(Check::RoundTrip, severity, name, advice))
 }
 
 /// Judges a clock that was read three times, some seconds apart.
 pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) -> Finding {
-    let finding = |verdict, advice| Finding::new(Check::Clock, verdict, name, advice);
+    let finding = |severity, advice| Finding::new(Check::Clock, severity, name, advice);
     let spans = [Span::between(first, second), Span::between(second, third)];
     let unsure = spans.iter().map(|span| span.unsure).fold(0.0, f64::max);
     if unsure > RATE {
@@ -51,7 +51,7 @@ pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) ->
              machine that is nearer",
             unsure * 100.0
         );
-        return finding(Verdict::NotChecked, advice);
+        return finding(Severity::NotChecked, advice);
     }
     let is_off = |span: &Span| span.rate.abs() > RATE + span.unsure;
     let [early, late] = spans;
@@ -61,7 +61,7 @@ pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) ->
                 "has a clock that runs within {:.2} % of that of this machine",
                 early.rate.abs().max(late.rate.abs()) * 100.0
             );
-            finding(Verdict::Fine, advice)
+            finding(Severity::Fine, advice)
         }
         (true, true) if early.is_like(late) => {
             let way = if late.rate > 0.0 { "faster" } else { "slower" };
@@ -76,7 +76,7 @@ pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) ->
                 late.rate.abs() * 100.0,
                 RATE * 100.0
             );
-            finding(Verdict::Failure, advice)
+            finding(Severity::Failure, advice)
         }
         _ => {
             let steps = spans.iter().filter(|span| is_off(span));
@@ -86,7 +86,7 @@ pub(super) fn judge_clock(name: &str, [first, second, third]: [WallClock; 3]) ->
                  count with; have chrony or ntpd slew the clock, not step it",
                 steps.join(", then ")
             );
-            finding(Verdict::Failure, advice)
+            finding(Severity::Failure, advice)
         }
     }
 }
@@ -121,7 +121,7 @@ impl Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Verdict::{Failure, Fine, NotChecked, Warning};
+    use Severity::{Failure, Fine, NotChecked, Warning};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -136,7 +136,7 @@ mod tests {
         for (slow, expected) in
             [(1, Fine), (499, Fine), (501, Warning), (2999, Warning), (3001, Failure)]
         {
-            assert_eq!(judged(slow).verdict, expected, "{slow}");
+            assert_eq!(judged(slow).severity, expected, "{slow}");
         }
         assert!(judged(1).message().contains("1.0ms for the slowest of 50"), "{}", judged(1));
         assert_eq!(judge_round_trips("it", Vec::new(), ttl, ttl), None);
@@ -167,16 +167,16 @@ mod tests {
             ([0, 5150, 10_400], Failure, "5.00 % faster"),
         ] {
             let finding = clock(shows, MS);
-            assert_eq!(finding.verdict, expected, "{shows:?}: {finding}");
+            assert_eq!(finding.severity, expected, "{shows:?}: {finding}");
             assert!(finding.message().contains(says), "{shows:?}: {finding}");
         }
     }
 
     #[test]
     fn clock_behind_a_slow_way_is_not_judged() {
-        assert_eq!(clock([0, 5050, 10_100], MS * 30).verdict, NotChecked);
+        assert_eq!(clock([0, 5050, 10_100], MS * 30).severity, NotChecked);
         // What the way may explain is no difference of the clocks.
-        assert_eq!(clock([0, 5030, 10_060], MS * 20).verdict, Fine);
-        assert_eq!(clock([0, 5050, 10_100], MS * 20).verdict, Failure);
+        assert_eq!(clock([0, 5030, 10_060], MS * 20).severity, Fine);
+        assert_eq!(clock([0, 5050, 10_100], MS * 20).severity, Failure);
     }
 }

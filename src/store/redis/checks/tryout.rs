@@ -4,7 +4,7 @@ use super::dry_run;
 use super::permissions::{self, Tried, missing_rule, probe_names};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::redis::RedisStore;
 use crate::store::redis::link::address::Address;
 use crate::store::redis::scripts::reply;
@@ -40,11 +40,11 @@ pub(super) async fn try_out(address: &Address, name: &str) -> Vec<Finding> {
                  {}, or give the prefix that the user has",
                 rule.unwrap_or_default()
             );
-            Finding::new(Check::Permissions, Verdict::NotChecked, name, advice)
+            Finding::new(Check::Permissions, Severity::NotChecked, name, advice)
         }
         Err(error) => failed(name, &error, &prefix),
     }];
-    if findings[0].verdict != Verdict::Failure && findings[0].verdict != Verdict::NotChecked {
+    if findings[0].severity != Severity::Failure && findings[0].severity != Severity::NotChecked {
         let heard = timeout(LONGEST, is_heard(&store, attempt)).await;
         findings.push(judge_wake_up(name, heard.unwrap_or(Ok(false)), &prefix));
     }
@@ -67,7 +67,7 @@ pub(super) fn failed(name: &str, error: &Error, prefix: &str) -> Finding {
         }
         None => format!("cannot be used: {}", error.message()),
     };
-    Finding::new(check, Verdict::Failure, name, advice)
+    Finding::new(check, Severity::Failure, name, advice)
 }
 
 /// Returns what keeps a server from writes that it refuses.
@@ -104,24 +104,24 @@ async fn is_heard(store: &RedisStore, attempt: Duration) -> Result<bool> {
 fn judge_wake_up(name: &str, heard: Result<bool>, prefix: &str) -> Finding {
     let cost =
         "so those that wait ask by the clock, up to 2 s late, and the server gets more requests";
-    let (verdict, advice) = match heard {
-        Ok(true) => (Verdict::Fine, "wakes those that wait for a release".to_owned()),
+    let (severity, advice) = match heard {
+        Ok(true) => (Severity::Fine, "wakes those that wait for a release".to_owned()),
         Ok(false) => {
             let advice = format!(
                 "runs releases, but none of their messages arrives, {cost}; see that the user has +publish and \
                  &redisson_lock__channel:{{{prefix}*, and look at what is between: a proxy without pub/sub, or a service address \
                  that leads to several servers"
             );
-            (Verdict::Warning, advice)
+            (Severity::Warning, advice)
         }
         Err(error) => {
             let rule = reply::words_of(&error).and_then(|words| missing_rule(words, prefix));
             let rule = rule.map(|rule| format!("; grant {rule}")).unwrap_or_default();
             let advice = format!("refuses a subscription, {cost}: {}{rule}", error.message());
-            (Verdict::Warning, advice)
+            (Severity::Warning, advice)
         }
     };
-    Finding::new(Check::Wakeups, verdict, name, advice)
+    Finding::new(Check::Wakeups, severity, name, advice)
 }
 
 #[cfg(test)]
@@ -145,7 +145,7 @@ mod tests {
             ("ERR unknown command 'EVALSHA'", Check::Settings, "cannot be used"),
         ] {
             let finding = failed("it", &reply::classify(words), "app:");
-            assert_eq!((finding.check, finding.verdict), (check, Verdict::Failure), "{words}");
+            assert_eq!((finding.check, finding.severity), (check, Severity::Failure), "{words}");
             assert!(finding.message().contains(says), "{finding}");
         }
     }
@@ -153,9 +153,9 @@ mod tests {
     #[test]
     fn wake_up_that_does_not_arrive_is_a_warning() {
         let judged = |heard| judge_wake_up("it", heard, "app:");
-        assert_eq!(judged(Ok(true)).verdict, Verdict::Fine);
+        assert_eq!(judged(Ok(true)).severity, Severity::Fine);
         let silent = judged(Ok(false));
-        assert_eq!(silent.verdict, Verdict::Warning);
+        assert_eq!(silent.severity, Severity::Warning);
         assert!(
             silent.message().contains("+publish and &redisson_lock__channel:{app:*"),
             "{silent}"
@@ -163,7 +163,7 @@ mod tests {
         let words =
             "NOPERM this user has no permissions to access one of the channels used as arguments";
         let refused = judged(Err(reply::classify(words)));
-        assert_eq!(refused.verdict, Verdict::Warning);
+        assert_eq!(refused.severity, Severity::Warning);
         assert!(refused.message().contains("grant &redisson_lock__channel:{app:*"), "{refused}");
     }
 }

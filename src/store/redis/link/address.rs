@@ -41,14 +41,14 @@ const FIRST_RECONNECT: Duration = Duration::from_millis(20);
 
 /// A connected client of fred, and the task of fred that serves it. While that task lives, fred itself replaces a lost
 /// connection. When it has ended, whatever the reason, only a fresh client helps.
-pub(in crate::store::redis) struct Served<C> {
+pub(in crate::store::redis) struct Answers<C> {
     pub(in crate::store::redis) client: C,
     pub(in crate::store::redis) task: ConnectHandle,
     /// Where a provider says with what it logs in.
     pub(in crate::store::redis) login: Option<Arc<Login>>,
 }
 
-impl<C: ClientLike> Served<C> {
+impl<C: ClientLike> Answers<C> {
     /// Closes the connection. Ends the task, if it does not end in time.
     pub(in crate::store::redis) async fn close(self, attempt: Duration) {
         let _ = timeout(attempt, self.client.quit()).await;
@@ -56,7 +56,7 @@ impl<C: ClientLike> Served<C> {
     }
 }
 
-impl<C> Served<C> {
+impl<C> Answers<C> {
     /// Ends the task of a client that was closed, if it does not end in time.
     pub(super) async fn abort_unless_ended(mut self, limit: Duration) {
         if timeout(limit, &mut self.task).await.is_err() {
@@ -328,20 +328,20 @@ impl Address {
         self.attempt.clamp(CONNECT_TIMEOUT.0, CONNECT_TIMEOUT.1)
     }
 
-    pub(in crate::store::redis) async fn client(&self) -> Result<Served<Client>> {
+    pub(in crate::store::redis) async fn client(&self) -> Result<Answers<Client>> {
         self.fresh(None).await.map_err(|failure| self.cannot_connect(&failure))
     }
 
     /// Connects as [`client`](Self::client) does, for an owner that knows what to do with a failure of fred. Logs in with what
     /// was prepared by the login `before`.
-    pub(super) async fn fresh(&self, before: Option<&Login>) -> Result<Served<Client>, Failure> {
+    pub(super) async fn fresh(&self, before: Option<&Login>) -> Result<Answers<Client>, Failure> {
         let login = self.login(before);
         let config = self.configured(login.as_ref()).await?;
         self.connect(self.lasting(config).build()?, login).await
     }
 
     /// Connects a client that ends with its connection: its owner makes the next.
-    pub(in crate::store::redis) async fn subscriber(&self) -> Result<Served<SubscriberClient>> {
+    pub(in crate::store::redis) async fn subscriber(&self) -> Result<Answers<SubscriberClient>> {
         let connected = async {
             let login = self.login(None);
             let config = self.configured(login.as_ref()).await?;
@@ -372,7 +372,7 @@ impl Address {
         &self,
         client: C,
         login: Option<Arc<Login>>,
-    ) -> Result<Served<C>, Failure> {
+    ) -> Result<Answers<C>, Failure> {
         let connected = self.try_to_connect(client, login).await;
         match &connected {
             Ok(_) => self.outages.answered(&self.server_address()),
@@ -387,7 +387,7 @@ impl Address {
         &self,
         client: C,
         login: Option<Arc<Login>>,
-    ) -> Result<Served<C>, Failure> {
+    ) -> Result<Answers<C>, Failure> {
         let waiting = client.clone();
         let mut connected = pin!(async move { waiting.wait_for_connect().await });
         begin(connected.as_mut()).await;
@@ -407,9 +407,9 @@ impl Address {
             Err(failure) => Err(failure),
         };
         match named {
-            Ok(()) => Ok(Served { client, task, login }),
+            Ok(()) => Ok(Answers { client, task, login }),
             Err(failure) => {
-                Served { client, task, login }.close(self.attempt).await;
+                Answers { client, task, login }.close(self.attempt).await;
                 Err(failure)
             }
         }

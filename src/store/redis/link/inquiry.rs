@@ -1,6 +1,6 @@
 //! Asks one server about itself.
 
-use super::address::{Address, Served};
+use super::address::{Address, Answers};
 use super::command::Reply;
 use super::errors::classify;
 use super::script::{self, Ready};
@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 /// A connection by which one server is asked about itself, until a point in time.
 pub(in crate::store::redis) struct Inquiry {
-    served: Served<Client>,
+    served: Answers<Client>,
     attempt: Duration,
     until: Instant,
 }

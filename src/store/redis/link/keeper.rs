@@ -11,7 +11,7 @@
 //! All connections of a store to one address move together. A server that was demoted may answer reads with old data, such as
 //! a renewal that finds no lock. So the others are not used from the moment at which one has moved, until they have, too.
 
-use super::address::{Address, Served};
+use super::address::{Address, Answers};
 use super::errors::{Failure, classify, step};
 use super::health::{Health, REPLICA, Role, field, info, is_connected, until_in_use};
 use super::login::{Login, due};
@@ -47,7 +47,7 @@ enum Reason {
 
 /// What an attempt to make a fresh client has led to.
 enum Fresh {
-    Made(Box<Served<Client>>),
+    Made(Box<Answers<Client>>),
     /// The server at the address refuses by its role, too.
     Refuses,
     Failed(Failure),
@@ -55,7 +55,7 @@ enum Fresh {
 
 /// Replaces the client of a [`Node`](super::node::Node).
 pub(super) struct Keeper {
-    served: Served<Client>,
+    served: Answers<Client>,
     address: Address,
     health: Arc<Health>,
     reconnects: Signal,
@@ -77,7 +77,7 @@ pub(super) struct Keeper {
 impl Keeper {
     /// Starts the task of a keeper, on the current runtime.
     pub(in crate::store::redis) fn start(
-        served: Served<Client>,
+        served: Answers<Client>,
         address: &Address,
         health: &Arc<Health>,
         reconnects: &Signal,
@@ -336,7 +336,7 @@ impl Keeper {
     }
 
     /// Puts a fresh client in the place of the old one.
-    fn replace(&mut self, served: Served<Client>) {
+    fn replace(&mut self, served: Answers<Client>) {
         Rare::RedisClientReplaced.reached();
         self.health.replace(served.client.clone(), served.task.abort_handle());
         if self.reason == Some(Reason::Refused) {

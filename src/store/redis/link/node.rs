@@ -1,6 +1,6 @@
 //! A connection to one server.
 
-use super::address::{Address, Served, ServerAddress};
+use super::address::{Address, Answers, ServerAddress};
 use super::command::{self, Command, Reply};
 use super::errors::{Failure, classify, unsent};
 use super::health::{Health, info, role, role_in};
@@ -39,7 +39,7 @@ pub(in crate::store::redis) struct Node {
 impl Node {
     /// Wraps a client of an address. Sets `reconnects` at each reconnect until it is closed.
     pub(in crate::store::redis) fn new(
-        served: Served<Client>,
+        served: Answers<Client>,
         address: &Address,
         reconnects: &Signal,
     ) -> Self {

@@ -2,7 +2,7 @@
 //!
 //! fred expects no reply to some of them, and takes what comes for the reply to another one. [`SubscriberLink::ping`] finds out.
 
-use super::address::{Address, Served};
+use super::address::{Address, Answers};
 use super::errors::classify;
 use super::login::{Login, due};
 use crate::error::{Error, ErrorKind, Result};
@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// A connection that receives messages. It ends with its client, which replaces no lost connection: its owner makes the next.
-pub(in crate::store::redis) struct Subscription(Served<SubscriberClient>);
+pub(in crate::store::redis) struct Subscription(Answers<SubscriberClient>);
 
 impl Subscription {
     pub(in crate::store::redis) async fn connect(address: &Address) -> Result<Self> {

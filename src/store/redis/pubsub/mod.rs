@@ -3,7 +3,8 @@
 //! - [`subscriptions`] is the way in: the store subscribes waiters and inboxes there, and asks how many of this process listen.
 //! - [`channels`] has what is awaited: each channel, its waiters, and the subscriber that has it.
 //! - [`subscriber`] keeps one connection for a runtime and replaces it; [`listener`] is what is said on that connection.
-//! - [`fleet`] has a subscriber for each server of a cluster or behind sentinels, and moves a channel with its slot.
+//! - [`fleet`] has a subscriber for each server of a cluster or behind sentinels, and moves a channel with its slot: a late wake-up
+//!   of a cluster is looked for here.
 //!
 //! Only [`subscriptions`] is used from outside.
 

@@ -1,4 +1,10 @@
 //! The Lua scripts, and how they are called.
+//!
+//! - [`lock`] writes the calls for exclusive locks, alone and in batches; [`set`], [`rw`], [`permits`], [`line`] and [`tokens`] those
+//!   of sets, read-write locks, semaphores, fair locks and the tokens of a quorum. [`reply`] reads all replies.
+//! - `acquire_alone.lua` is the script of a lone request, `batch.lua` that of several; `x_function.lua` is a part of others, as a
+//!   function; `plain_x.lua` takes the place of `x.lua` in the layout of plain locks.
+//! - A new argument is written in the Rust file, and read in the script; `CONTRIBUTING.md` says what else a script needs.
 
 pub(super) mod keys;
 pub(super) mod line;

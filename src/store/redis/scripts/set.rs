@@ -34,7 +34,7 @@ impl AcquireAll {
 }
 
 impl Request for AcquireAll {
-    type Verdict = SetVerdicts;
+    type Severity = SetVerdicts;
 
     fn name(&self) -> &Name {
         self.first.name()

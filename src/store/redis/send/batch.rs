@@ -88,7 +88,7 @@ impl RuntimeBatchers {
     }
 
     /// Sends a request by the batcher of the current runtime, or by the default one.
-    pub(in crate::store::redis) fn send<R: Request>(&self, request: R) -> StoreFuture<R::Verdict> {
+    pub(in crate::store::redis) fn send<R: Request>(&self, request: R) -> StoreFuture<R::Severity> {
         let open = |reservation| open_and_serve(reservation, Arc::clone(&self.opener));
         match self.others.nearest(open) {
             Nearest::Own(batcher) => batcher.send(request, true),
@@ -147,20 +147,20 @@ struct Shared {
     context: CallContext,
     /// The runtime of the connections.
     runtime: Handle,
-    slots: Mutex<Slots>,
+    slots: Mutex<RequestsBySlot>,
 }
 
 /// The slots with requests that have no answer yet.
 #[derive(Default)]
-struct Slots {
+struct RequestsBySlot {
     /// The first slot, which is always there: a single server has no other.
-    first: Slot,
-    others: BTreeMap<usize, Slot>,
+    first: SlotRequests,
+    others: BTreeMap<usize, SlotRequests>,
 }
 
 impl Shared {
     /// Changes the state of a slot. An item takes the lock when it is dropped, so `change` returns those that it takes out.
-    fn change<T>(&self, number: usize, change: impl FnOnce(&mut Slot) -> T) -> T {
+    fn change<T>(&self, number: usize, change: impl FnOnce(&mut SlotRequests) -> T) -> T {
         let mut slots = self.slots.lock();
         if number == 0 {
             return change(&mut slots.first);
@@ -176,7 +176,7 @@ impl Shared {
 
 /// The requests of a slot that have no answer yet.
 #[derive(Default)]
-struct Slot {
+struct SlotRequests {
     /// The number of all of them.
     pending: usize,
     waiting: VecDeque<Item>,
@@ -187,7 +187,7 @@ struct Slot {
     in_flight: usize,
 }
 
-impl Slot {
+impl SlotRequests {
     fn is_idle(&self) -> bool {
         self.pending == 0 && self.calls == 0 && !self.collecting
     }
@@ -262,7 +262,7 @@ impl Batcher {
     }
 
     /// Sends a request. `here`: whether the caller is on the batcher's runtime.
-    fn send<R: Request>(&self, request: R, here: bool) -> StoreFuture<R::Verdict> {
+    fn send<R: Request>(&self, request: R, here: bool) -> StoreFuture<R::Severity> {
         let slot = self.shared.context.slot(&request);
         // The first of several would leave alone, and the others only after it.
         let several = is_one_of_several();
@@ -345,7 +345,7 @@ impl Driver {
         }
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Slot) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut SlotRequests) -> T) -> T {
         self.batcher.shared.change(self.slot, change)
     }
 
@@ -444,8 +444,8 @@ struct Waiting<R: Request> {
     request: R,
     /// Whether its task waits for other requests that were sent with it.
     of_several: bool,
-    reply_to: ReplyTo<Result<R::Verdict>>,
-    verdict: Option<Result<R::Verdict>>,
+    reply_to: ReplyTo<Result<R::Severity>>,
+    verdict: Option<Result<R::Severity>>,
     pending: Pending,
 }
 
@@ -500,7 +500,7 @@ fn part_of(reply: &Result<Vec<Element>>, index: usize, count: usize) -> Result<&
 fn run_alone<R: Request>(
     request: R,
     pending: Pending,
-) -> impl Future<Output = Result<R::Verdict>> + Send {
+) -> impl Future<Output = Result<R::Severity>> + Send {
     async move {
         let context = &pending.shared.context;
         let mut call = pin!(context.call_alone(&request));
@@ -516,7 +516,7 @@ fn run_alone<R: Request>(
 }
 
 impl CallContext {
-    async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Verdict> {
+    async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Severity> {
         let (script, call) = self.codec.lone_call(request);
         let sent = self.clock.now();
         let wait = call.wait;
@@ -544,7 +544,7 @@ impl CallContext {
         self.connection.run(script, call, left).await
     }
 
-    fn read<R: Request>(&self, request: &R, reply: ItemReply<'_>) -> Result<R::Verdict> {
+    fn read<R: Request>(&self, request: &R, reply: ItemReply<'_>) -> Result<R::Severity> {
         let verdict = request.read(&self.codec, reply.sent, reply.elements?)?;
         match reply.confirmed {
             Ok(()) => Ok(verdict),
@@ -633,7 +633,7 @@ impl CallContext {
 
 impl<R: Request> Waiting<R> {
     /// Returns a waiting request, and the future of its verdict.
-    fn queue(request: R, pending: Pending, of_several: bool) -> (Item, StoreFuture<R::Verdict>) {
+    fn queue(request: R, pending: Pending, of_several: bool) -> (Item, StoreFuture<R::Severity>) {
         let (sender, verdict) = oneshot::channel();
         let reply_to = ReplyTo(Some(sender));
         let verdict =
@@ -827,7 +827,7 @@ mod tests {
     async fn requests_without_a_caller_are_not_sent() {
         let (batcher, _work) = batcher();
         let call = async |requests: Vec<StoreFuture<Acquired>>| {
-            let items = batcher.shared.change(N, Slot::collect);
+            let items = batcher.shared.change(N, SlotRequests::collect);
             drop(requests);
             batcher.shared.context.call(items).await.map_err(|error| error.fate())
         };
@@ -842,7 +842,7 @@ mod tests {
     /// Returns whether so many items leave at once, and how many do, with so many in flight.
     fn leaves(in_flight: usize, waiting: usize) -> (bool, usize) {
         let (batcher, _work) = batcher();
-        let mut state = Slot { calls: 1, in_flight, ..Slot::default() };
+        let mut state = SlotRequests { calls: 1, in_flight, ..SlotRequests::default() };
         for _ in 0..waiting {
             drop(acquire(&batcher, "n", false));
         }

@@ -1,6 +1,6 @@
 //! Runs scripts on the servers of a fleet that have their keys.
 
-use super::pool::{KEPT, Nodes, Pool, unserved};
+use super::pool::{KEPT, Nodes, Pool, silent_unless_answered};
 use super::routes::Routes;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::Signal;
@@ -59,7 +59,7 @@ impl Fleet {
             let pool = Arc::clone(&pool);
             connecting.spawn(async move { pool.node(&server).await });
         }
-        let mut result = Err(unserved());
+        let mut result = Err(silent_unless_answered());
         while let Some(connected) = connecting.join_next().await {
             if let Ok(connected) = connected
                 && result.is_err()
@@ -112,7 +112,7 @@ impl Fleet {
             let asking = ask.take();
             let Some(server) = asking.clone().or_else(|| self.routes.owner(slot)) else {
                 self.routes.request_refresh();
-                return Err(unserved());
+                return Err(silent_unless_answered());
             };
             if self.routes.discovery.is_resting(&server) {
                 self.routes.request_refresh();
@@ -122,8 +122,10 @@ impl Fleet {
                 Ok(Ok(node)) => node,
                 failed => {
                     self.routes.request_refresh();
-                    return Err(failed
-                        .map_or_else(|_| unserved(), |node| node.err().unwrap_or_else(unserved)));
+                    return Err(failed.map_or_else(
+                        |_| silent_unless_answered(),
+                        |node| node.err().unwrap_or_else(silent_unless_answered),
+                    ));
                 }
             };
             let left = until.saturating_duration_since(Instant::now());

@@ -137,7 +137,7 @@ impl Pool {
             let wanted = nodes.lock().get(&server).is_some_and(|known| Arc::ptr_eq(known, &slot));
             if !wanted {
                 node.close().await;
-                return Err(unserved());
+                return Err(silent_unless_answered());
             }
             Ok(node)
         });
@@ -152,7 +152,7 @@ impl Pool {
     }
 }
 
-pub(super) fn unserved() -> Error {
+pub(super) fn silent_unless_answered() -> Error {
     Error::new(ErrorKind::Unavailable, "no server can be reached that serves this name now")
         .with_fate(Fate::NotExecuted)
 }

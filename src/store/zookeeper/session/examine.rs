@@ -1,13 +1,13 @@
 //! Examines each server of an ensemble: whether it answers, as what, how fast, and which session it gives.
 
-use super::address::Address;
 use super::check_timeout;
 use super::errors::unreachable;
 use super::link::{Link, hosts, opening};
 use super::session_check::{self, SURELY_LONG};
+use super::url::Address;
 use crate::clock::Clock;
 use crate::store::connect::examination::{ALL, Examination};
-use crate::store::connect::finding::{Check, Finding, Verdict};
+use crate::store::connect::finding::{Check, Finding, Severity};
 use crate::store::{Store, zookeeper::ZooKeeperStore};
 use std::io;
 use std::time::Duration;
@@ -46,15 +46,15 @@ pub(crate) async fn examine(address: Address) -> Examination {
         Ok(Ok(store)) => {
             store.close(WORD).await;
             let advice = "give a session, and let this user make nodes below the path of the URL";
-            findings.push(Finding::new(Check::Permissions, Verdict::Fine, ALL, advice));
+            findings.push(Finding::new(Check::Permissions, Severity::Fine, ALL, advice));
         }
         Ok(Err(error)) => {
             let advice = format!("give no session for locks: {}", error.message());
-            findings.push(Finding::new(Check::Permissions, Verdict::Failure, ALL, advice));
+            findings.push(Finding::new(Check::Permissions, Severity::Failure, ALL, advice));
         }
         Err(_) => {
             let advice = "give no session in time";
-            findings.push(Finding::new(Check::Permissions, Verdict::Failure, ALL, advice));
+            findings.push(Finding::new(Check::Permissions, Severity::Failure, ALL, advice));
         }
     }
     Examination { findings, servers: Vec::new() }
@@ -66,10 +66,10 @@ async fn examine_one(host: &str, address: &Address) -> Vec<Finding> {
         Err(error) => {
             let error = unreachable(error, host).await;
             let advice = error.message().to_owned();
-            return vec![Finding::new(Check::Reachable, Verdict::Failure, host, advice)];
+            return vec![Finding::new(Check::Reachable, Severity::Failure, host, advice)];
         }
         Ok(link) => {
-            findings.push(Finding::new(Check::Reachable, Verdict::Fine, host, "gives a session"));
+            findings.push(Finding::new(Check::Reachable, Severity::Fine, host, "gives a session"));
             let given = link.client.session_timeout();
             // If this fails, the session ends by its timeout.
             let _ = timeout(opening(address.session), std::sync::Arc::new(link).close()).await;
@@ -102,33 +102,35 @@ async fn word(host: &str, word: &[u8]) -> io::Result<String> {
 
 fn judge_majority(count: usize, mut examined: Vec<Vec<Finding>>) -> Vec<Finding> {
     let is_away = |findings: &Vec<Finding>| {
-        findings.iter().any(|one| one.check == Check::Reachable && one.verdict == Verdict::Failure)
+        findings
+            .iter()
+            .any(|one| one.check == Check::Reachable && one.severity == Severity::Failure)
     };
     let away = examined.iter().filter(|findings| is_away(findings)).count();
     let majority = count / 2 + 1;
     let here = count - away;
     if here >= majority && away > 0 {
         for finding in examined.iter_mut().flatten().filter(|one| one.check == Check::Reachable) {
-            finding.verdict = finding.verdict.min(Verdict::Warning);
+            finding.severity = finding.severity.min(Severity::Warning);
         }
     }
-    let (verdict, advice) = match count {
+    let (severity, advice) = match count {
         1 => (
-            Verdict::Warning,
+            Severity::Warning,
             "are one server: while it is away, no lock works; run three or five, and name all in the URL".to_owned(),
         ),
-        _ if away == 0 => (Verdict::Fine, format!("are {count} servers, which all answer")),
+        _ if away == 0 => (Severity::Fine, format!("are {count} servers, which all answer")),
         _ if here >= majority => (
-            Verdict::Warning,
+            Severity::Warning,
             format!("are {count} servers, of which {away} do not answer: with {} more away no lock works", here + 1 - majority),
         ),
         _ => (
-            Verdict::Failure,
+            Severity::Failure,
             format!("are {count} servers, of which {away} do not answer, so that no majority is left and no lock works"),
         ),
     };
     let mut findings: Vec<Finding> = examined.into_iter().flatten().collect();
-    findings.push(Finding::new(Check::Fleet, verdict, ALL, advice));
+    findings.push(Finding::new(Check::Fleet, severity, ALL, advice));
     findings
 }
 
@@ -139,14 +141,14 @@ fn judge_session(
     given: Duration,
     shortest: Option<Duration>,
 ) -> Finding {
-    let (verdict, advice) = match check_timeout(asked, given) {
-        Err(error) => (Verdict::Failure, error.message().to_owned()),
+    let (severity, advice) = match check_timeout(asked, given) {
+        Err(error) => (Severity::Failure, error.message().to_owned()),
         Ok(()) => match shortest.filter(|shortest| session_check::is_near(asked, *shortest)) {
-            Some(shortest) => (Verdict::Warning, session_check::advice(asked, shortest)),
-            None => (Verdict::Fine, format!("gives a session of {given:?}, as asked for")),
+            Some(shortest) => (Severity::Warning, session_check::advice(asked, shortest)),
+            None => (Severity::Fine, format!("gives a session of {given:?}, as asked for")),
         },
     };
-    Finding::new(Check::Session, verdict, host, advice)
+    Finding::new(Check::Session, severity, host, advice)
 }
 
 /// Judges a server by its answer to `srvr`; `None` if it gives none.
@@ -154,25 +156,25 @@ fn judge_server(host: &str, answer: Option<&str>, session: Duration) -> Vec<Find
     let field = |name: &str| {
         answer?.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).map(str::trim)
     };
-    let find = |check, verdict, advice: String| Finding::new(check, verdict, host, advice);
+    let find = |check, severity, advice: String| Finding::new(check, severity, host, advice);
     let Some(mode) = field("Mode") else {
         let advice = "does not answer srvr, so its version, role and latency are not known; set 4lw.commands.whitelist=srvr";
-        return vec![find(Check::Version, Verdict::NotChecked, advice.to_owned())];
+        return vec![find(Check::Version, Severity::NotChecked, advice.to_owned())];
     };
     let version = field("Zookeeper version").and_then(|text| text.split(['-', ',']).next());
     let mut findings = vec![
         find(
             Check::Version,
-            Verdict::Fine,
+            Severity::Fine,
             format!("is ZooKeeper {}", version.unwrap_or("of an unknown version")),
         ),
         match mode {
             "read-only" => find(
                 Check::Role,
-                Verdict::Failure,
+                Severity::Failure,
                 "is cut off from the majority, and only reads; look at its network".to_owned(),
             ),
-            mode => find(Check::Role, Verdict::Fine, format!("is a {mode}")),
+            mode => find(Check::Role, Severity::Fine, format!("is a {mode}")),
         },
     ];
     let latency = field("Latency min/avg/max").and_then(|text| {
@@ -189,15 +191,15 @@ fn judge_server(host: &str, answer: Option<&str>, session: Duration) -> Vec<Find
                 "{seen}: more than a sixtieth of the session ({limit:?}), so that few proofs of it are left in an outage; look at \
                  the disk of its transaction log"
             );
-            find(Check::RoundTrip, Verdict::Warning, advice)
+            find(Check::RoundTrip, Severity::Warning, advice)
         } else if most > (session / 20).as_millis() as f64 {
             let advice = format!(
                 "{seen}: more than a twentieth of the session; look at its garbage collection and its disk (srst begins to count \
                  again)"
             );
-            find(Check::Stalls, Verdict::Warning, advice)
+            find(Check::Stalls, Severity::Warning, advice)
         } else {
-            find(Check::RoundTrip, Verdict::Fine, seen)
+            find(Check::RoundTrip, Severity::Fine, seen)
         });
     }
     findings
@@ -211,15 +213,15 @@ fn judge_disk(host: &str, answer: Option<&str>, session: Duration) -> Finding {
     let waits = number("zk_cnt_fsynctime\t");
     let writes = number("zk_cnt_sync_processor_queue_and_flush_time_ms\t").unwrap_or_default();
     let longest = Duration::from_millis(number("zk_max_fsynctime\t").unwrap_or_default());
-    let find = |check, verdict, advice: String| Finding::new(check, verdict, host, advice);
+    let find = |check, severity, advice: String| Finding::new(check, severity, host, advice);
     match waits {
         None => {
             let advice = "does not show how its disk does; not tried: mntr, which 4lw.commands.whitelist can allow";
-            find(Check::Persistence, Verdict::Fine, advice.to_owned())
+            find(Check::Persistence, Severity::Fine, advice.to_owned())
         }
         Some(0) if writes > 0 => {
             let advice = "writes its transaction log without a wait for the disk, so a loss of power can forget leases; remove forceSync=no";
-            find(Check::Persistence, Verdict::Warning, advice.to_owned())
+            find(Check::Persistence, Severity::Warning, advice.to_owned())
         }
         Some(_) if longest > session / 20 => {
             let advice = format!(
@@ -227,14 +229,14 @@ fn judge_disk(host: &str, answer: Option<&str>, session: Duration) -> Finding {
                  give the transaction log a disk of its own",
                 longest.as_millis()
             );
-            find(Check::Stalls, Verdict::Warning, advice)
+            find(Check::Stalls, Severity::Warning, advice)
         }
         Some(_) => {
             let advice = format!(
                 "waits for the disk that has its transaction log, for {} ms at most",
                 longest.as_millis()
             );
-            find(Check::Persistence, Verdict::Fine, advice)
+            find(Check::Persistence, Severity::Fine, advice)
         }
     }
 }
@@ -242,7 +244,7 @@ fn judge_disk(host: &str, answer: Option<&str>, session: Duration) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Verdict::{Failure, Fine, NotChecked, Warning};
+    use Severity::{Failure, Fine, NotChecked, Warning};
 
     const SESSION: Duration = Duration::from_secs(30);
 
@@ -252,7 +254,7 @@ mod tests {
                       Latency min/avg/max: 0/0.5/7\nMode: follower\nNode count: 5\n";
         let worst = |answer: &str| {
             let findings = judge_server("zk", Some(answer), SESSION);
-            findings.iter().map(|finding| finding.verdict).max()
+            findings.iter().map(|finding| finding.severity).max()
         };
         for (answer, expected) in [
             (answer.to_owned(), Fine),
@@ -264,7 +266,7 @@ mod tests {
         ] {
             assert_eq!(worst(&answer), Some(expected), "{answer}");
         }
-        assert_eq!(judge_server("zk", None, SESSION)[0].verdict, NotChecked);
+        assert_eq!(judge_server("zk", None, SESSION)[0].severity, NotChecked);
         let said = judge_server("zk", Some(answer), SESSION)[0].to_string();
         assert_eq!(said, "zk is ZooKeeper 3.8.0");
     }
@@ -275,7 +277,7 @@ mod tests {
         assert!(judged(None).is_fine());
         let refused = judged(Some("mntr is not executed because it is not in the whitelist.\n"));
         assert!(refused.is_fine() && refused.message().contains("not tried: mntr"), "{refused}");
-        for (waits, longest, writes, check, verdict) in [
+        for (waits, longest, writes, check, severity) in [
             (17, 1500, 17, Check::Persistence, Fine),
             (17, 1501, 17, Check::Stalls, Warning),
             (0, 0, 0, Check::Persistence, Fine),
@@ -285,31 +287,32 @@ mod tests {
                 "zk_version\t3.8.0\nzk_max_fsynctime\t{longest}\nzk_cnt_fsynctime\t{waits}\n\
                  zk_cnt_sync_processor_queue_and_flush_time_ms\t{writes}\n"
             )));
-            assert_eq!((finding.check, finding.verdict), (check, verdict), "{finding}");
+            assert_eq!((finding.check, finding.severity), (check, severity), "{finding}");
         }
     }
 
     #[test]
     fn session_is_judged_by_what_is_given() {
         let ms = Duration::from_millis;
-        let verdict = |given, shortest| judge_session("zk", ms(6000), ms(given), shortest).verdict;
-        assert_eq!(verdict(6000, None), Fine);
-        assert_eq!(verdict(6000, Some(ms(4000))), Fine);
-        assert_eq!(verdict(6000, Some(ms(4001))), Warning);
-        assert_eq!(verdict(4000, None), Failure);
+        let severity =
+            |given, shortest| judge_session("zk", ms(6000), ms(given), shortest).severity;
+        assert_eq!(severity(6000, None), Fine);
+        assert_eq!(severity(6000, Some(ms(4000))), Fine);
+        assert_eq!(severity(6000, Some(ms(4001))), Warning);
+        assert_eq!(severity(4000, None), Failure);
     }
 
     #[test]
     fn ensemble_is_judged_by_its_majority() {
         let server = |is_away| {
-            let verdict = if is_away { Failure } else { Fine };
-            vec![Finding::new(Check::Reachable, verdict, "zk", "is")]
+            let severity = if is_away { Failure } else { Fine };
+            vec![Finding::new(Check::Reachable, severity, "zk", "is")]
         };
         for (count, away, expected) in
             [(1, 0, Warning), (1, 1, Failure), (3, 0, Fine), (3, 1, Warning), (3, 2, Failure)]
         {
             let servers = (0..count).map(|at| server(at < away)).collect();
-            let worst = judge_majority(count, servers).iter().map(|one| one.verdict).max();
+            let worst = judge_majority(count, servers).iter().map(|one| one.severity).max();
             assert_eq!(worst, Some(expected), "{count} {away}");
         }
     }

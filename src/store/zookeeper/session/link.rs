@@ -12,8 +12,8 @@
 //!    a handle until it has ended, unless [`Link::close`] takes it away.
 //! 3. **[`Link::gone`] fires before the task's parts are dropped.** A watch of the library panics when they are.
 
-use super::address::Address;
 use super::auth::User;
+use super::url::Address;
 use crate::util::backoff::Backoff;
 use crate::util::sync::Mutex;
 use spawns_core::{Spawn, Task, enter};

@@ -7,7 +7,6 @@
 //!    its holders rely on the first timeout.
 //! 3. A session that is over has no link, so the servers end it a timeout later.
 
-pub(super) mod address;
 mod auth;
 pub(super) mod errors;
 pub(super) mod examine;
@@ -16,6 +15,7 @@ mod liveness;
 pub(super) mod nodes;
 mod session_check;
 pub(super) mod sessions;
+pub(super) mod url;
 
 use super::tree::directories::{self, Directories};
 use crate::clock::{Clock, Instant};
@@ -24,7 +24,6 @@ use crate::store::connect::outage::Step;
 use crate::util::panics::run_wakers;
 use crate::util::reached::Rare;
 use crate::util::trace;
-use address::Address;
 use errors::{Found, classify, find, in_time, no_session, unreachable};
 use link::{Link, hosts, opening, pauses_of_rounds, resuming};
 use liveness::{SessionLiveness, period};
@@ -36,6 +35,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
+use url::Address;
 use uuid::Uuid;
 use zookeeper_client::{Acls, CreateMode, Error as ZkError, SessionInfo};
 

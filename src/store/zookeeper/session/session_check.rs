@@ -3,8 +3,8 @@
 //! Servers do not report their tick to clients. But a client that asks for a shorter session than the servers allow gets
 //! the shortest one, which is 2 ticks unless an operator has set it otherwise.
 
-use super::address::Address;
 use super::link::{Link, hosts, opening};
+use super::url::Address;
 use crate::util::trace;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Keeps a current session: when one has ended, opens the next.
 
-use super::address::Address;
 use super::errors::no_session;
 use super::link::pauses_of_rounds;
+use super::url::Address;
 use super::{Session, session_check};
 use crate::clock::Clock;
 use crate::error::{Error, Fate, Result};

@@ -3,7 +3,7 @@
 //! ```text
 //! <chroot>/leasehold/locks/<name, percent-encoded>/   a container node, which the servers delete when empty; its data is
 //!                                                     the size of a semaphore
-//!     h~<holder id>~<sequence>                        of a plain lock
+//!     h~<holder id>~<sequence>                        of an exclusive lock
 //!     w~<uuid>~<sequence>                             of a waiter for one
 //!     x~<owner>~<sequence>                            of a writer
 //!     r<token>~<owner>~<sequence>                     of a reader; the token is the fencing token of one that was a

@@ -2,13 +2,13 @@
 
 use kit::soak::history::{Event, What};
 use kit::soak::leases::Lease;
-use kit::soak::oracle::{Excuse, Verdict};
+use kit::soak::oracle::{Excuse, Severity};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// So many findings are printed; more would say no more.
 const SHOWN: usize = 20;
 
-pub fn print(history: &[Event], verdict: &Verdict) {
+pub fn print(history: &[Event], verdict: &Severity) {
     let granted: Vec<&Lease> =
         verdict.leases.iter().filter(|lease| lease.granted.is_some()).collect();
     println!();

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// The last answers of each shard of the store. There are as many as the store has shards, whatever the number of names.
 #[derive(Default)]
-pub(crate) struct Served {
+pub(crate) struct Answers {
     /// The nanosecond, by the clock, of the last request to shard 0 that was granted or found the name held; 0 if there is
     /// none. Most stores have no other shard.
     first: AtomicU64,
@@ -24,7 +24,7 @@ pub(crate) struct Served {
     failures: Mutex<HashMap<usize, (Instant, Error)>>,
 }
 
-impl Served {
+impl Answers {
     /// Records that a request of `sent` was granted, or found the name held. Answers come in any order.
     fn answered(&self, shard: usize, sent: Instant) {
         if shard == 0 {
@@ -81,7 +81,7 @@ pub(in crate::engine) fn note_answer(
     answer: &Result<Acquired>,
 ) {
     match answer {
-        Ok(_) => core.served.answered(shard(core, name), sent),
+        Ok(_) => core.answers.answered(shard(core, name), sent),
         Err(error) => note_failure(core, name, error),
     }
 }
@@ -89,17 +89,17 @@ pub(in crate::engine) fn note_answer(
 /// Records how a request has failed, if that says that its shard of the store is out of reach.
 pub(in crate::engine) fn note_failure(core: &Core, name: &Name, error: &Error) {
     if error.is_unavailable() || error.is_for_all_names() {
-        core.served.failed(shard(core, name), core.now(), error);
+        core.answers.failed(shard(core, name), core.now(), error);
     }
 }
 
 /// Returns whether the shard of the store that keeps a name has granted an acquire, or found another holder, within the
 /// last attempt, and nothing has failed there since.
-pub(crate) fn has_served(core: &Core, name: &Name) -> bool {
+pub(crate) fn has_answered(core: &Core, name: &Name) -> bool {
     let shard = shard(core, name);
-    core.served.last(shard).is_some_and(|last| {
+    core.answers.last(shard).is_some_and(|last| {
         let age = core.now().saturating_duration_since(last);
-        age < core.timing.attempt && core.served.failure(shard, last).is_none()
+        age < core.timing.attempt && core.answers.failure(shard, last).is_none()
     })
 }
 
@@ -108,19 +108,19 @@ pub(crate) fn has_served(core: &Core, name: &Name) -> bool {
 pub(crate) fn silent(core: &Core, name: &Name) -> Error {
     Rare::EndedBySilence.reached();
     let since = Instant::ZERO + core.now().since_origin().saturating_sub(core.timing.ttl);
-    let failure = core.served.failure(shard(core, name), since);
+    let failure = core.answers.failure(shard(core, name), since);
     failure.map_or_else(Error::silent, |failure| Error::silent_since(&failure))
 }
 
 /// Returns the error of a timed call that has passed, unless others have the name. It does not know that if the store is
-/// silent about the name, and has not served another call either.
+/// silent about the name, and has not answered another call either.
 pub(crate) fn out_of_time(core: &Core, name: &Name, timed: Timed) -> Option<Error> {
-    if is_silent(core, name, timed) { unserved(core, name) } else { None }
+    if is_silent(core, name, timed) { silent_unless_answered(core, name) } else { None }
 }
 
-/// Returns the error of a call without an answer in time, unless the store has served another call.
-pub(crate) fn unserved(core: &Core, name: &Name) -> Option<Error> {
-    (!has_served(core, name)).then(|| {
+/// Returns the error of a call without an answer in time, unless the store has answered another call.
+pub(crate) fn silent_unless_answered(core: &Core, name: &Name) -> Option<Error> {
+    (!has_answered(core, name)).then(|| {
         core.counters.silent(core.now());
         silent(core, name)
     })
@@ -214,11 +214,11 @@ mod tests {
     #[test]
     fn late_answer_to_an_older_request_takes_nothing_back() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
-        let served = Served::default();
+        let answers = Answers::default();
         for shard in [0, 7] {
-            served.answered(shard, at(20));
-            served.answered(shard, at(10));
-            assert_eq!(served.last(shard), Some(at(20)));
+            answers.answered(shard, at(20));
+            answers.answered(shard, at(10));
+            assert_eq!(answers.last(shard), Some(at(20)));
         }
     }
 }

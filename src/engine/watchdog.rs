@@ -77,7 +77,7 @@ fn verify_all(core: &Arc<Core>) {
     let mut plan = RenewalPlan::new(core, core.now());
     let all = core.schedule.all();
     Rare::VerifiedAll.reached_if(|| !all.is_empty());
-    plan.add(core, all, State::renew_or_take_back);
+    plan.add(core, all, State::renew_or_recall);
     plan.send_all(core);
 }
 
@@ -118,7 +118,7 @@ impl<'a> RenewalPlan<'a> {
         for (at, hold) in taken {
             match when_due(core, &hold, at, self.now, &mut self.group, change) {
                 DueWork::Nothing => {}
-                DueWork::Release | DueWork::TakenBack => self.releases.push(hold),
+                DueWork::Release | DueWork::Recalled => self.releases.push(hold),
                 DueWork::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
             }
         }
@@ -168,7 +168,7 @@ impl<'a> RenewalPlan<'a> {
 
 /// Returns the work that is due, after the watchdog has taken the hold out of the schedule,
 /// where its time was `at`. `change` is [`State::tick`], [`State::begin_renewal`] to fill a
-/// batch, or [`State::renew_or_take_back`] after a reconnect.
+/// batch, or [`State::renew_or_recall`] after a reconnect.
 fn when_due(
     core: &Arc<Core>,
     hold: &Arc<Hold>,
@@ -192,12 +192,12 @@ fn when_due(
     if let Some((since, caller)) = held {
         warn_held(hold, now.saturating_duration_since(since), caller);
     }
-    if due != DueWork::TakenBack {
+    if due != DueWork::Recalled {
         return due;
     }
     let rare = if rests { Rare::RestRanOut } else { Rare::TakenBack };
     rare.reached();
-    group.wakes.effects.push(core.queue.take_back(hold));
+    group.wakes.effects.push(core.queue.recall(hold));
     DueWork::Release
 }
 

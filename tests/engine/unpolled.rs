@@ -563,7 +563,7 @@ fn on_slow_nodes() -> LeaseManager {
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_that_failed_while_its_call_was_not_polled_is_repeated() {
+async fn request_that_failed_while_unpolled_is_repeated() {
     let (store, within) = FaultyStore::new(MemoryStore::new());
     within.add(Rule::new(Fault::unavailable()).on(Call::Acquire).times(1));
     let (store, faults) = FaultyStore::new(store);
@@ -578,7 +578,7 @@ async fn request_that_failed_while_its_call_was_not_polled_is_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grant_that_came_while_its_call_was_not_polled_is_asked_for_again() {
+async fn grant_that_came_while_unpolled_is_asked_for_again() {
     let leases = on_slow_nodes();
     // A node of a quorum is asked when it has been up for a while.
     sleep(2 * T).await;

@@ -255,24 +255,16 @@ impl State {
             let queues = self.release.queue_if_due(self.live, now);
             return if queues { DueWork::Release } else { DueWork::Nothing };
         }
-        if self.renewals.is_due(now) {
-            self.renew_or_take_back(timing, now)
-        } else {
-            DueWork::Nothing
-        }
+        if self.renewals.is_due(now) { self.renew_or_recall(timing, now) } else { DueWork::Nothing }
     }
 
     /// Starts a renewal, or takes the hold back if its waiter has not accepted it.
-    pub(in crate::engine) fn renew_or_take_back(
-        &mut self,
-        timing: &Timing,
-        now: Instant,
-    ) -> DueWork {
+    pub(in crate::engine) fn renew_or_recall(&mut self, timing: &Timing, now: Instant) -> DueWork {
         if !self.is_offered() || !self.believed() {
             return self.begin_renewal(timing, now);
         }
         self.leave(timing, now);
-        DueWork::TakenBack
+        DueWork::Recalled
     }
 
     /// Makes the next renewal due now.
@@ -1361,12 +1353,12 @@ mod tests {
         let mut state = held().hand_off(at(400));
         assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
         assert_eq!(state.tick(&timing(), at(399)), DueWork::Nothing);
-        assert_eq!(state.tick(&timing(), at(400)), DueWork::TakenBack);
+        assert_eq!(state.tick(&timing(), at(400)), DueWork::Recalled);
         assert_eq!(state.begin_release(&timing(), at(400)), Next::Release);
         assert!(!state.accept(&timing(), at(400), None));
         // After a reconnect it is not sure any more.
         let mut state = held().hand_off(at(0));
-        assert_eq!(state.renew_or_take_back(&timing(), at(1)), DueWork::TakenBack);
+        assert_eq!(state.renew_or_recall(&timing(), at(1)), DueWork::Recalled);
         let mut state = held().hand_off(at(0));
         assert!(!state.accept(&timing(), at(600), None), "too little is left");
     }
@@ -1568,7 +1560,7 @@ mod tests {
         assert_eq!((next.phase(), next.wake_at(&timing())), (Phase::Held, Some(at(70))));
         assert_eq!(next.begin_renewal(&timing(), at(60)), DueWork::Nothing);
         assert_eq!(next.tick(&timing(), at(69)), DueWork::Nothing);
-        assert_eq!(next.tick(&timing(), at(70)), DueWork::TakenBack);
+        assert_eq!(next.tick(&timing(), at(70)), DueWork::Recalled);
         assert_eq!((next.phase(), next.needs_release()), (Phase::Releasing, true));
     }
 

@@ -761,7 +761,7 @@ impl<H: Clone + PartialEq> NameState<H> {
     }
 
     /// Withdraws the offer of a hold from a waiter that did not accept it in time.
-    pub(in crate::engine) fn take_back(&mut self, hold: &H, effects: &mut Effects<H>) {
+    pub(in crate::engine) fn recall(&mut self, hold: &H, effects: &mut Effects<H>) {
         let Some(contention) = self.contention.as_deref_mut() else { return };
         let is_offered = |offer: &Offer<H>| matches!(offer, Offer::Hold(own) if own == hold);
         for (_, offer) in contention.offers.remove_all(is_offered) {
@@ -1155,7 +1155,7 @@ mod tests {
         rig.install(first, PERMIT, "a");
         assert!(rig.hand_off(first, &CHAIN, "b"));
         assert_eq!(rig.effects(), [Wake(second), Drop("a"), Wake(third)]);
-        rig.run(|state, step| state.take_back(&"b", step.effects));
+        rig.run(|state, step| state.recall(&"b", step.effects));
         assert_eq!(rig.effects(), [Return("b")]);
         let Some(Admitted::Turn(turn, None)) = rig.pulse_in(second, PERMIT) else {
             panic!("the third has its turn")
@@ -1405,9 +1405,9 @@ mod tests {
     #[test]
     fn hold_that_is_not_accepted_in_time_is_returned() {
         let (mut rig, _, [second, third, _]) = offered();
-        rig.run(|state, step| state.take_back(&"other", step.effects));
+        rig.run(|state, step| state.recall(&"other", step.effects));
         assert_eq!(rig.effects(), []);
-        rig.run(|state, step| state.take_back(&"b", step.effects));
+        rig.run(|state, step| state.recall(&"b", step.effects));
         assert_eq!(rig.effects(), [Return("b")]);
         assert_eq!(rig.pulse(third), None);
         assert_eq!(rig.pulse(second), None, "it keeps its place");

@@ -24,7 +24,7 @@ pub(crate) enum DueWork {
     Renew(RenewalAttempt),
     Release,
     /// Release it: its waiter did not accept it in time.
-    TakenBack,
+    Recalled,
 }
 
 /// The part of the state that tasks wait on.

@@ -599,10 +599,10 @@ impl Queue {
     }
 
     /// Withdraws the offer of `hold` from a waiter that did not accept it in time. Returns the effects.
-    pub(in crate::engine) fn take_back(&self, hold: &Arc<Hold>) -> Deferred {
+    pub(in crate::engine) fn recall(&self, hold: &Arc<Hold>) -> Deferred {
         let ((), effects) = self.deferred(|queue, effects| {
             if let Some(state) = queue.names.get_mut(&hold.name) {
-                state.take_back(hold, effects);
+                state.recall(hold, effects);
             }
         });
         effects

@@ -77,7 +77,16 @@ pub fn limits_are_kept(history: &History) -> Vec<Breach> {
         let span = Window { from: call.start.at.saturating_sub(rules.ttl * 2), to: call.end_at() };
         // It may wait for two attempts of another call first. Slots are asked one after the other.
         let is_busy = rules.slack > rules.attempt;
-        let attempts = if is_busy || history.trouble_in(span) {
+        // "If the store has not answered a request of that handle for longer than an attempt, this call waits for the
+        // answer": one that was not polled has not heard it either.
+        let is_behind_unpolled = history.calls.iter().any(|other| {
+            other.manager == call.manager
+                && other.names.iter().any(|name| call.has(name))
+                && other.unpolled.is_some_and(|pause| {
+                    Window { from: pause.from.at, to: pause.to.at }.meets(call.window())
+                })
+        });
+        let attempts = if is_busy || is_behind_unpolled || history.trouble_in(span) {
             rules.attempt * 4 * names
         } else {
             Duration::from_millis(2) * names

@@ -31,6 +31,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -291,7 +292,17 @@ async fn run_fallback(mut engines: mpsc::UnboundedReceiver<Arc<Core>>) {
                 () = core.life.until(Stage::Ending) => {}
                 () = guarded(&core, watch_over(&core)) => {}
             }
+            drop_elsewhere(core);
         });
+    }
+}
+
+/// Drops the core on a thread of its own if that is the last reference: its store is dropped with it, which may take long, and the tokens
+/// of other managers wait for this thread.
+fn drop_elsewhere(core: Arc<Core>) {
+    if let Some(core) = Arc::into_inner(core) {
+        // Without a thread it is dropped here.
+        let _ = thread::Builder::new().name("leasehold-drop".into()).spawn(move || drop(core));
     }
 }
 

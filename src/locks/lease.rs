@@ -6,6 +6,7 @@ use crate::engine::{
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::locks::guard::{Guard, Token};
 use crate::store::{HolderId, Mode, Note};
+use crate::util::panics::run_wakers;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -280,8 +281,8 @@ impl Lease {
     /// # }
     /// ```
     pub async fn note(&self) -> Result<Option<Note>> {
-        self.core().life.check()?;
         consume_budget().await;
+        self.core().life.check()?;
         calls::read_note(self.core(), self.hold.target(), self.hold.holder).await
     }
 
@@ -766,7 +767,8 @@ impl Lease {
         // Before it leaves the hold, of which a caller may have another lease.
         self.end_unreturned();
         if let Some(token) = self.token() {
-            token.cancel();
+            // A waker that panics must not keep the lease from leaving its hold.
+            run_wakers(|| token.cancel());
         }
     }
 }

@@ -13,6 +13,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::coop::consume_budget;
 
 /// A handle on one name, for one flow of control.
 ///
@@ -394,6 +395,7 @@ impl Lock {
     ) -> Result<Option<Lease>> {
         runtime::need();
         let Self { handle: Handle { engine, name, current }, options } = &*self;
+        consume_budget().await;
         let name = name.as_ref().map_err(Error::clone)?;
         let reason = Reason::new(&engine.core.author(), why.as_ref())?;
         let holder = engine::want(&engine.core, name, options, current, &reason).await?;
@@ -409,6 +411,7 @@ impl Lock {
 
     async fn steal_from(&mut self, why: &str, only: Option<&str>) -> Result<Option<Lease>> {
         let Self { handle: Handle { engine, name, current }, options } = self;
+        consume_budget().await;
         let name = name.as_ref().map_err(Error::clone)?;
         let reason = Reason::new(&engine.core.author(), why)?;
         let claim = engine::steal(&engine.core, name, options, current, &reason, only).await?;
@@ -558,7 +561,7 @@ impl Handle {
     ) -> Result<Option<Lease>> {
         runtime::need_at(spec.caller());
         let Self { engine, name, current } = self;
-        let name = name.as_ref().map_err(Error::clone)?;
+        let name = Name::of_handle(name).await?;
         let claim = acquire(&engine.core, name, spec, current, limit).await?;
         Ok(claim.map(|claim| Lease::new(engine, claim)))
     }

@@ -13,6 +13,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::coop::consume_budget;
 
 /// The time for which a key stays closed by default.
 const DEFAULT_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
@@ -169,6 +170,7 @@ impl Job {
 
     /// Acquires the key, if it is free or becomes free in time.
     async fn enter(&self, caller: &'static Location<'static>) -> Result<Entered> {
+        consume_budget().await;
         let core = &self.engine.core;
         let name = self.name.as_ref().map_err(Error::clone)?;
         core.life.check()?;

@@ -57,7 +57,8 @@ use std::time::Duration;
 /// Neither side starves, except for readers on a quorum. Among the handles of a manager, a reader that comes after a
 /// waiting writer waits behind it. Between managers, the store remembers how long the oldest reader and the oldest
 /// writer have waited, and refuses those of the other side that came later. A waiter that goes away wakes them; if its
-/// process dies or stands still, it delays them by three [poll intervals](crate::Builder::max_poll_interval) at most. On a
+/// process dies or stands still, it delays them by three [poll intervals](crate::Builder::max_poll_interval) at most. While the
+/// holder is in its own manager, a waiter has not asked the store, and keeps out no caller of other managers. On a
 /// [`Quorum`](crate::store::Quorum) a waiting writer keeps out later readers in the same way, but a waiting reader
 /// keeps out no later writer: writers of other processes that never rest can starve it. Redisson's clients do not take
 /// part in this order.
@@ -372,7 +373,7 @@ impl RwLock {
         caller: &'static Location<'static>,
     ) -> Result<Option<Lease>> {
         runtime::need_at(Some(caller));
-        let name = self.name.as_ref().map_err(Error::clone)?;
+        let name = Name::of_handle(&self.name).await?;
         let current = self.current.lock().clone();
         let (mut hold, share) =
             current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));

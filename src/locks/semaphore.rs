@@ -181,13 +181,13 @@ impl Semaphore {
     #[doc(alias = "add_permits")]
     #[doc(alias = "forget_permits")]
     pub async fn resize(&self, size: u32) -> Result<()> {
+        consume_budget().await;
         let name = self.name.as_ref().map_err(Error::clone)?;
         if size == 0 {
             return Err(no_permits());
         }
         let core = &self.engine.core;
         core.life.check()?;
-        consume_budget().await;
         calls::resize(core, name, size).await?;
         self.size.store(size, Ordering::Relaxed);
         Ok(())
@@ -346,10 +346,10 @@ impl Semaphore {
     ///
     /// Safe. It changes nothing.
     pub async fn usage(&self) -> Result<Usage> {
+        consume_budget().await;
         let name = self.name.as_ref().map_err(Error::clone)?;
         let core = &self.engine.core;
         core.life.check()?;
-        consume_budget().await;
         let own = self.size();
         let mode = Mode::Permits { size: own, take: 1 };
         let inspection = calls::inspect_as(core, name, mode).await?;
@@ -367,7 +367,7 @@ impl Semaphore {
         caller: &'static Location<'static>,
     ) -> Result<Option<Permit>> {
         runtime::need_at(Some(caller));
-        let name = self.name.as_ref().map_err(Error::clone)?;
+        let name = Name::of_handle(&self.name).await?;
         let size = self.size();
         if size == 0 {
             return Err(no_permits());

@@ -112,6 +112,7 @@ impl Slots {
         let spec = self.spec();
         async move {
             runtime::need_at(spec.caller());
+            consume_budget().await;
             self.wait(spec, &Progress::default()).await
         }
     }
@@ -137,6 +138,7 @@ impl Slots {
         let spec = self.spec();
         async move {
             runtime::need_at(spec.caller());
+            consume_budget().await;
             self.look(spec, &Progress::default()).await
         }
     }
@@ -165,6 +167,7 @@ impl Slots {
         let spec = self.spec();
         async move {
             runtime::need_at(spec.caller());
+            consume_budget().await;
             let progress = Progress::default();
             if timeout.is_zero() {
                 return self.look(spec, &progress).await;

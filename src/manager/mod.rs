@@ -187,7 +187,8 @@ impl LeaseManager {
     ///   handle has no bound. Where the order counts, use fair handles only, above all in one manager: a fair handle that
     ///   waits behind one that is not fair, of its own manager, has no arrival yet.
     /// - [`try_lock`](Lock::try_lock) has no place either, and overtakes no waiter that has one. [`steal`](Lock::steal)
-    ///   overtakes them all.
+    ///   overtakes them all. After [`force_unlock`](LeaseManager::force_unlock), a waiter behind a holder of its own manager may
+    ///   be overtaken by later ones of other managers.
     ///
     /// Each grant costs a little more than that of a handle that is not fair, and each release wakes all processes that wait. Use
     /// [`lock`](LeaseManager::lock) where the order does not matter.
@@ -316,8 +317,8 @@ impl LeaseManager {
     /// ```
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<HolderInfo>> {
         let core = &self.engine.core;
-        core.life.check()?;
         consume_budget().await;
+        core.life.check()?;
         let inspection = calls::inspect(core, &Name::new(name.as_ref())?).await?;
         let mut holder = inspection.into_holder();
         presence::resolve(core, holder.as_mut_slice()).await;
@@ -354,8 +355,8 @@ impl LeaseManager {
     /// ```
     pub async fn holders(&self, name: impl AsRef<str>) -> Result<Vec<HolderInfo>> {
         let core = &self.engine.core;
-        core.life.check()?;
         consume_budget().await;
+        core.life.check()?;
         let mut holders = calls::inspect(core, &Name::new(name.as_ref())?).await?.into_holders();
         presence::resolve(core, &mut holders).await;
         Ok(holders)
@@ -424,8 +425,8 @@ impl LeaseManager {
     #[doc(alias = "line")]
     pub async fn waiters(&self, name: impl AsRef<str>) -> Result<Vec<WaitingManager>> {
         let core = &self.engine.core;
-        core.life.check()?;
         consume_budget().await;
+        core.life.check()?;
         let mut line = calls::waiters(core, &Name::new(name.as_ref())?).await?;
         presence::resolve_waiting(core, &mut line).await;
         Ok(line)
@@ -460,8 +461,8 @@ impl LeaseManager {
     /// ```
     pub async fn owner_of(&self, id: impl AsRef<str>) -> Result<Option<Owner>> {
         let core = &self.engine.core;
-        core.life.check()?;
         consume_budget().await;
+        core.life.check()?;
         presence::owner_of(core, id.as_ref()).await
     }
 
@@ -504,8 +505,8 @@ impl LeaseManager {
     /// ```
     pub async fn force_unlock(&self, name: impl AsRef<str>, why: impl AsRef<str>) -> Result<bool> {
         let core = &self.engine.core;
-        core.life.check()?;
         consume_budget().await;
+        core.life.check()?;
         let reason = Reason::new(&core.author(), why.as_ref())?;
         revoke::revoke(core, &Name::new(name.as_ref())?, &reason).await
     }

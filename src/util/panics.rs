@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tracing::Level;
 
 /// Makes a call that runs wakers: it fires a token, or wakes waiters. A waker is the only user code that runs here; its
-/// panic affects no other waiter.
+/// panic affects no caller. Tokio wakes the waiters of one token, or one notifier, in turn, and those after it are not woken.
 pub(crate) fn run_wakers(call: impl FnOnce()) {
     quietly(call);
 }

@@ -3,11 +3,11 @@
 use super::*;
 use leasehold::store::{
     Acquire, Acquired, Mode, Name, Release, Released, RenewBatch, RenewCall, Renewed, SetVerdicts,
-    Store, StoreFuture, Uptime,
+    Signal, Store, StoreFuture, Uptime, Wait, Wakeups,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 /// Does one thing not as it should.
 #[derive(Debug)]
@@ -40,7 +40,42 @@ enum Breaks {
     KeepWriters,
     /// Panics when it is asked whether it grants names in one step.
     PanicAtSet,
+    /// Fails renewals by an error whose source takes this long to drop.
+    SlowSource(Duration),
+    /// Wakes each waiter with each request, of whatever name.
+    WakeAlways(Signal),
+    /// Reports the thread that drops the store.
+    ReportDrop(#[expect(dead_code, reason = "dropped with the store")] DropsOn),
 }
+
+/// Sends the name of the thread that drops it.
+#[derive(Debug)]
+struct DropsOn(mpsc::Sender<Option<String>>);
+
+impl Drop for DropsOn {
+    fn drop(&mut self) {
+        let thread = std::thread::current().name().map(str::to_owned);
+        self.0.send(thread).expect("the test waits");
+    }
+}
+
+/// What an error of a store may have in it.
+#[derive(Debug)]
+struct SlowToDrop(Duration);
+
+impl Drop for SlowToDrop {
+    fn drop(&mut self) {
+        std::thread::sleep(self.0);
+    }
+}
+
+impl std::fmt::Display for SlowToDrop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("slow to drop")
+    }
+}
+
+impl std::error::Error for SlowToDrop {}
 
 /// Whether it is still to be done, of so many times.
 fn once_more(times: &AtomicUsize) -> bool {
@@ -52,7 +87,7 @@ fn once_more(times: &AtomicUsize) -> bool {
 impl Store for Broken {
     kit::delegate_store! { store:
         clock capabilities resize inspect annotate describe owners force_release
-        subscribe reconnects want inbox guard_key reserve list
+        reconnects want inbox guard_key reserve list
     }
 
     fn shard(&self, name: &Name) -> usize {
@@ -61,8 +96,18 @@ impl Store for Broken {
             _ => self.store.shard(name),
         }
     }
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        match &self.breaks {
+            Breaks::WakeAlways(signal) => Ok(Some(Wakeups::new(signal.clone(), ()))),
+            _ => self.store.subscribe(request).await,
+        }
+    }
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         match &self.breaks {
+            Breaks::WakeAlways(signal) => {
+                signal.set();
+                self.store.acquire(request)
+            }
             Breaks::HeldForEver(times) if once_more(times) => {
                 let remaining = Some(Duration::MAX);
                 Box::pin(std::future::ready(Ok(Acquired::held(remaining))))
@@ -114,6 +159,11 @@ impl Store for Broken {
             _ => 1,
         };
         let (sent, verdicts) = (self.clock().now(), (0..verdicts).map(|_| Ok(None)).collect());
+        if let Breaks::SlowSource(time) = self.breaks {
+            let error =
+                Error::new(ErrorKind::Unavailable, "by the test").with_source(SlowToDrop(time));
+            return vec![RenewCall::new(vec![0], Box::pin(std::future::ready(Err(error))))];
+        }
         let (items, verdicts) = match &self.breaks {
             Breaks::Misplace(items) => (items.clone(), items.iter().map(|_| Ok(None)).collect()),
             _ => ((0..batch.items.len()).collect(), verdicts),
@@ -166,6 +216,56 @@ async fn store_that_blocks_its_thread_delays_no_token() {
     assert!(token.is_cancelled());
     drop(blocked);
     next.check().unwrap();
+}
+
+#[tokio::test]
+async fn errors_that_are_slow_to_drop_delay_no_token() {
+    let memory = MemoryStore::new();
+    let ttl = Duration::from_secs(1);
+    let store = Broken { store: memory.clone(), breaks: Breaks::SlowSource(ttl) };
+    let here = LeaseManager::builder().ttl(ttl).dedicated_thread(true).build(store).unwrap();
+    let there = LeaseManager::builder().ttl(ttl).build(memory).unwrap();
+    let lease = here.lock("n").lock().await.unwrap();
+    let token = lease.cancellation_token();
+    let next = there.lock("n").lock().await.unwrap();
+    assert!(token.is_cancelled());
+    next.check().unwrap();
+}
+
+/// A store may take long to drop. One thread fires the tokens of all managers whose runtime has ended or is blocked.
+#[test]
+fn store_is_not_dropped_on_the_thread_that_fires_tokens() {
+    for _ in 0..20 {
+        let (sender, dropped) = mpsc::channel();
+        let first = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let leases = first.block_on(async {
+            let breaks = Breaks::ReportDrop(DropsOn(sender));
+            let store = Broken { store: MemoryStore::new(), breaks };
+            let leases = LeaseManager::builder().dedicated_thread(false).build(store).unwrap();
+            leases.lock("n").lock().await.unwrap().forget();
+            leases
+        });
+        drop(first);
+        drop(leases);
+        let thread = dropped.recv_timeout(T).expect("dropped");
+        assert_ne!(thread.as_deref(), Some("leasehold-spare"));
+    }
+}
+
+#[tokio::test]
+async fn waiter_that_is_woken_always_starves_no_other_task() {
+    let breaks = Breaks::WakeAlways(Signal::new());
+    let store = Arc::new(Broken { store: MemoryStore::new(), breaks });
+    let manager = || LeaseManager::builder().build(Arc::clone(&store)).unwrap();
+    let lease = manager().lock("n").lock().await.unwrap();
+    let leases = manager();
+    let waiting = tokio::spawn(async move { leases.lock("n").lock().await });
+    for _ in 0..20 {
+        sleep(MOMENT).await;
+    }
+    assert!(!waiting.is_finished());
+    lease.unlock().await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
 }
 
 #[tokio::test(start_paused = true)]

@@ -359,3 +359,48 @@ async fn wait_of_a_job_ends_with_the_manager() {
     assert_eq!(took, Duration::ZERO);
     drop(held);
 }
+
+/// Counts how often a call that is always ready returns before another task of its thread runs.
+async fn calls_until_another_task_runs<F: Future>(mut call: impl FnMut() -> F) -> usize {
+    let ran = tokio::spawn(std::future::ready(()));
+    let mut calls = 0;
+    while !ran.is_finished() && calls < 2000 {
+        call().await;
+        calls += 1;
+    }
+    calls
+}
+
+/// A loop that makes the call again after an error is common at a shutdown.
+#[tokio::test]
+async fn errors_that_are_ready_starve_no_other_task() {
+    let setup = Setup::new();
+    let leases = &setup.leases;
+    let lease = leases.lock("held").lock().await.expect("free");
+    macro_rules! yields {
+        ($call:expr) => {
+            let calls = calls_until_another_task_runs(async || drop($call.await)).await;
+            assert!(calls < 2000, "{}", stringify!($call));
+        };
+    }
+    yields!(leases.lock("").lock());
+    yields!(leases.fair_lock("").try_lock());
+    yields!(leases.lock("a").steal(""));
+    yields!(leases.rw_lock("").read());
+    yields!(leases.semaphore("", 1).acquire());
+    yields!(leases.semaphore("a", 1).resize(0));
+    yields!(leases.slots("", 1).take());
+    yields!(leases.election("").candidate("me").campaign());
+    yields!(leases.once("").run(async |_| Ok::<_, Error>(())));
+    leases.close().await.expect("closed");
+    yields!(leases.lock("a").lock());
+    yields!(leases.inspect("a"));
+    yields!(leases.holders("a"));
+    yields!(leases.waiters("a"));
+    yields!(leases.owner_of("a"));
+    yields!(leases.force_unlock("a", "why"));
+    yields!(leases.semaphore("a", 1).usage());
+    yields!(leases.lock("a").steal("why"));
+    yields!(leases.once("a").run(async |_| Ok::<_, Error>(())));
+    yields!(lease.note());
+}

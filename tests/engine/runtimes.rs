@@ -275,6 +275,42 @@ async fn waker_that_panics_strikes_nobody_else() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn waker_that_panics_at_the_end_of_a_lease_keeps_no_name() {
+    type End = fn(Lease) -> Pin<Box<dyn Future<Output = Result<()>>>>;
+    let ends: [End; 3] = [
+        |lease| Box::pin(async move { lease.unlock().await }),
+        |lease| Box::pin(async move { lease.unlock_now().await }),
+        |lease| {
+            drop(lease);
+            Box::pin(std::future::ready(Ok(())))
+        },
+    ];
+    for end in ends {
+        let setup = Setup::new();
+        let lease = setup.leases.lock("n").lock().await.expect("free");
+        let token = lease.cancellation_token();
+        let mut fires = Box::pin(token.cancelled());
+        let waker = Waker::from(Arc::new(Bomb));
+        assert!(fires.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        end(lease).await.expect("released");
+        settle().await;
+        drop(setup.other().lock("n").try_lock().await.expect("no error").expect("free"));
+        assert!(setup.leases.holdings().is_empty());
+    }
+    // A reader that becomes the writer: its first token fires, too.
+    let setup = Setup::new();
+    let mut prices = setup.leases.rw_lock("n");
+    let page = prices.read().await.expect("free");
+    let token = page.cancellation_token();
+    let mut fires = Box::pin(token.cancelled());
+    let waker = Waker::from(Arc::new(Bomb));
+    assert!(fires.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(page.try_upgrade().await.expect("no error"));
+    settle().await;
+    drop(setup.other().rw_lock("n").try_write().await.expect("no error").expect("free"));
+}
+
 /// The runtime of its first poll stands still from then on, and so do the timers that were made there.
 #[test]
 fn campaign_that_moves_to_another_runtime_leads() {

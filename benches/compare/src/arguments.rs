@@ -8,7 +8,7 @@ const HELP: &str = "\
 leasehold against the bare scripts and other lock crates, on a redis-server of its own
 
   --quick            fewer and shorter rounds, fewer leases, no polling every 5 ms; the exit code judges nothing
-  --scenario LIST    1,2,2b,3,3b,4,5,6,6b,7; default all
+  --scenario LIST    1,2,2b,3,3b,4,5,6,6b,6c,7; default all
   --only LIST        contenders by id, such as leasehold,floor-fred; default all
   --unpinned         leaves out the tables `1 pinned`, `2 pinned`, `2b pinned` and `6 pinned`, for which the program
                      runs again with client and server on one core, by taskset; no target is judged there
@@ -19,7 +19,7 @@ leasehold against the bare scripts and other lock crates, on a redis-server of i
 
 Exit code 1 when a target is missed.";
 
-pub const SCENARIOS: [&str; 10] = ["1", "2", "2b", "3", "3b", "4", "5", "6", "6b", "7"];
+pub const SCENARIOS: [&str; 11] = ["1", "2", "2b", "3", "3b", "4", "5", "6", "6b", "6c", "7"];
 
 #[derive(Debug)]
 pub struct Arguments {

@@ -128,6 +128,11 @@ impl Entry {
         !matches!(self.role, Role::Eager | Role::FloorThatWaits)
     }
 
+    /// Whether the scenario with turns on a cluster measures it: few of the peers know one.
+    pub fn takes_turns_on_a_cluster(&self) -> bool {
+        matches!(self.role, Role::Ours | Role::Again | Role::FloorThatWaits)
+    }
+
     /// Whether the scenario with turns of two processes measures it.
     pub fn takes_turns(&self) -> bool {
         self.role.waits() || matches!(self.role, Role::Again | Role::FloorThatWaits)

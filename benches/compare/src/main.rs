@@ -38,8 +38,12 @@ fn main() -> ExitCode {
         }
     };
     // From the main thread, which lives as long as the process: see `Server::start`.
-    let server = match server::require_tools().and_then(|()| Server::start()) {
-        Ok(server) => server,
+    let started = server::require_tools().and_then(|()| {
+        let cluster = arguments.wants("6c").then(Server::start_cluster).transpose()?;
+        Ok((Server::start()?, cluster))
+    });
+    let (server, cluster) = match started {
+        Ok(started) => started,
         Err(text) => {
             eprintln!("{text}");
             return ExitCode::from(2);
@@ -52,7 +56,7 @@ fn main() -> ExitCode {
     // In a task: what `block_on` runs itself stays on the main thread, outside the worker threads.
     let quick = arguments.quick;
     let run = runtime.spawn(async move {
-        let mut bench = Bench::new(arguments, server).await?;
+        let mut bench = Bench::new(arguments, server, cluster).await?;
         bench.run().await;
         Ok::<bool, String>(bench.finish())
     });

@@ -11,6 +11,8 @@ use tempfile::TempDir;
 pub struct Server {
     child: Child,
     port: u16,
+    /// Whether it is a cluster of one node.
+    is_cluster: bool,
     control: Mutex<redis::Connection>,
     dir: TempDir,
 }
@@ -18,6 +20,24 @@ pub struct Server {
 impl Server {
     /// Call it on the main thread: `setpriv` ties the server to the life of the thread that starts it.
     pub fn start() -> Result<Self, String> {
+        Self::start_as(false)
+    }
+
+    /// The same as a cluster of one node, which has all slots.
+    pub fn start_cluster() -> Result<Self, String> {
+        let server = Self::start_as(true)?;
+        let _: () = server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        let limit = Instant::now() + Duration::from_secs(10);
+        while !server.command::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok") {
+            if Instant::now() > limit {
+                return Err("a cluster of one node does not come up".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+
+    fn start_as(is_cluster: bool) -> Result<Self, String> {
         let dir = tempfile::Builder::new()
             .prefix("leasehold-compare-")
             .tempdir()
@@ -25,10 +45,11 @@ impl Server {
         let mut last = String::new();
         for _ in 0..5 {
             let port = free_port()?;
-            let mut child = launch(port, &dir)?;
+            let mut child = launch(port, is_cluster, &dir)?;
             match answers(port, &mut child) {
                 Ok(control) => {
-                    return Ok(Self { child, port, control: Mutex::new(control), dir });
+                    let control = Mutex::new(control);
+                    return Ok(Self { child, port, is_cluster, control, dir });
                 }
                 // Somebody else may have taken the port meanwhile.
                 Err(text) => last = text,
@@ -44,7 +65,8 @@ impl Server {
     }
 
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        let scheme = if self.is_cluster { "redis-cluster" } else { "redis" };
+        format!("{scheme}://127.0.0.1:{}", self.port)
     }
 
     /// For the files of worker processes.
@@ -144,7 +166,7 @@ fn free_port() -> Result<u16, String> {
     Ok(listener.port())
 }
 
-fn launch(port: u16, dir: &TempDir) -> Result<Child, String> {
+fn launch(port: u16, is_cluster: bool, dir: &TempDir) -> Result<Child, String> {
     let quiet = |command: &mut Command| {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     };
@@ -160,6 +182,9 @@ fn launch(port: u16, dir: &TempDir) -> Result<Child, String> {
     };
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
     command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(dir.path());
+    if is_cluster {
+        command.args(["--cluster-enabled", "yes"]);
+    }
     quiet(&mut command);
     command.spawn().map_err(|error| format!("cannot start redis-server: {error}"))
 }

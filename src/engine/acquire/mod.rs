@@ -85,12 +85,12 @@ pub(crate) async fn acquire_as<'a>(
     share: Share,
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
-    options.check(core, mode)?;
-    // Where the store has a queue of its own, all locks are fair.
-    let fair = options.is_fair() && core.can.line == Line::Arrivals;
     let _call = core.life.begin_call();
     // A call that is always ready must not starve other tasks of its thread.
     consume_budget().await;
+    options.check(core, mode)?;
+    // Where the store has a queue of its own, all locks are fair.
+    let fair = options.is_fair() && core.can.line == Line::Arrivals;
     let span = QuietSpan::new(tracing::debug_span!(
         "acquire",
         name = name.as_str(),
@@ -561,6 +561,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         until: Instant,
     ) {
         let core = self.core;
+        // A store may wake it too often, and refuse each request at once.
+        consume_budget().await;
         loop {
             let now = core.now();
             let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);

@@ -113,9 +113,9 @@ async fn begin_call<'a>(
     current: &Option<Arc<Hold>>,
 ) -> Result<CallGuard<'a>> {
     let call = core.life.begin_call();
+    consume_budget().await;
     core.life.check()?;
     core.ensure_running();
-    consume_budget().await;
     refuse_nested(core, current)?;
     options.check(core, Mode::Exclusive)?;
     if core.can.steals { Ok(call) } else { Err(Steal::unsupported(Mode::Exclusive)) }

@@ -236,6 +236,8 @@ fn renewed(
     verdict: Result<Option<Absence>>,
     group: &mut Group<'_>,
 ) {
+    // The source may be of a user's type, whose drop is slow. Here it delays the worker; with the hold locked it would delay tokens.
+    let verdict = verdict.map_err(|error| error.without_source());
     match &verdict {
         Ok(None) => trace::later(Level::TRACE, || {
             let name = hold.name.clone();

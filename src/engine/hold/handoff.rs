@@ -153,7 +153,7 @@ fn hand_off<'a>(
     now: Instant,
     at_end: AtEnd,
 ) -> Option<MutexGuard<'a, Inner>> {
-    let (handoff, is_described) = match prepare(core, hold, now, at_end) {
+    let (handoff, is_described) = match replace_with_next(core, hold, now, at_end) {
         Ok(next) => next,
         Err(inner) => return Some(inner),
     };
@@ -168,7 +168,7 @@ fn hand_off<'a>(
 
 /// Ends the hold for its holder and starts the next one, if it may be handed off or may rest. Returns what wakes its waiter, and
 /// whether the store is to describe the next holder in place of the one before it. If it may not, returns the hold's data, still locked.
-fn prepare<'a>(
+fn replace_with_next<'a>(
     core: &Arc<Core>,
     hold: &'a Arc<Hold>,
     now: Instant,

@@ -135,9 +135,9 @@ pub(crate) async fn convert(
     mode: Mode,
     token: Option<&CancellationToken>,
 ) -> Result<Converted> {
+    consume_budget().await;
     core.life.check()?;
     core.ensure_running();
-    consume_budget().await;
     let limit = core.timing.attempt * 2;
     let converting = pin!(async {
         match timeout(limit, ask_to_convert(core, hold, mode, token)).await {

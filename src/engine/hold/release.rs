@@ -115,6 +115,39 @@ impl ReleaseLoop<'_> {
         let release = ReleaseAnswer { sent, now: self.now, listeners, ours };
         yield_to_remote(self.core, &self.hold.name, self.hold.mode, release);
     }
+
+    /// Runs the release to its end; nothing is left to the engine then.
+    async fn finish(&mut self, until: impl Fn() -> Instant) -> Result<()> {
+        let result = self.run(until).await;
+        self.over = true;
+        result
+    }
+
+    async fn run(&mut self, until: impl Fn() -> Instant) -> Result<()> {
+        let core = self.core;
+        let mut failures = 0;
+        while let Some(result) = self.step().await {
+            match result {
+                Ok(()) => {}
+                // There is nothing left to repeat.
+                Err(error) if self.hold.is_over() => return Err(error),
+                Err(error) => {
+                    failures += 1;
+                    let gap = core.timing.gap(failures, core.jitter());
+                    if core.now() + gap >= until() || core.life.is_ending() {
+                        return Err(error);
+                    }
+                    tokio::select! {
+                        biased;
+                        () = tokio::time::sleep(gap) => {}
+                        () = core.life.until(Stage::Ending) => {}
+                    }
+                    self.now = core.now();
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A release in the store.
@@ -183,7 +216,7 @@ fn release_for_an_attempt<'a>(
         arrival_recorded: false,
         over: false,
     };
-    async move { finish(&mut release_loop, || now + core.timing.attempt).await }
+    async move { release_loop.finish(|| now + core.timing.attempt).await }
 }
 
 /// Ends one lease of a share. If it is the last one, waits until the store has confirmed the release, or the hold was
@@ -191,7 +224,7 @@ fn release_for_an_attempt<'a>(
 pub(crate) async fn unlock(core: &Arc<Core>, hold: &Arc<Hold>, share: Share) -> Result<()> {
     let now = core.now();
     match handoff::leave(core, hold, now, share) {
-        Some(phase) => wait(core, hold, now, phase).await,
+        Some(phase) => finish_unlock(core, hold, now, phase).await,
         // A local waiter has it, or it rests.
         None => Ok(()),
     }
@@ -201,7 +234,7 @@ pub(crate) async fn unlock(core: &Arc<Core>, hold: &Arc<Hold>, share: Share) -> 
 pub(crate) async fn unlock_now(core: &Arc<Core>, hold: &Arc<Hold>, share: Share) -> Result<()> {
     let now = core.now();
     match handoff::leave_now(core, hold, now, share) {
-        Some(phase) => wait(core, hold, now, phase).await,
+        Some(phase) => finish_unlock(core, hold, now, phase).await,
         None => Ok(()),
     }
 }
@@ -216,11 +249,16 @@ pub(crate) async fn unlock_done(
 ) -> Result<()> {
     let now = core.now();
     let phase = handoff::leave_done(core, hold, now, share, keep);
-    wait(core, hold, now, phase).await
+    finish_unlock(core, hold, now, phase).await
 }
 
 /// Waits for the release of a hold that ended at `now`, and that had this phase then.
-async fn wait(core: &Arc<Core>, hold: &Arc<Hold>, now: Instant, phase: Phase) -> Result<()> {
+async fn finish_unlock(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    now: Instant,
+    phase: Phase,
+) -> Result<()> {
     if let Phase::Lost(loss) = phase {
         core.submit(Job::Release(Arc::clone(hold)));
         return Err(Error::lost(loss));
@@ -263,39 +301,6 @@ fn apply(
     hold.update_at(core, now, |state, now| state.released(&core.timing, now, verdict))
 }
 
-/// Runs a release to its end; nothing is left to the engine then.
-async fn finish(release_loop: &mut ReleaseLoop<'_>, until: impl Fn() -> Instant) -> Result<()> {
-    let result = run(release_loop, until).await;
-    release_loop.over = true;
-    result
-}
-
-async fn run(release_loop: &mut ReleaseLoop<'_>, until: impl Fn() -> Instant) -> Result<()> {
-    let core = release_loop.core;
-    let mut failures = 0;
-    while let Some(result) = release_loop.step().await {
-        match result {
-            Ok(()) => {}
-            // There is nothing left to repeat.
-            Err(error) if release_loop.hold.is_over() => return Err(error),
-            Err(error) => {
-                failures += 1;
-                let gap = core.timing.gap(failures, core.jitter());
-                if core.now() + gap >= until() || core.life.is_ending() {
-                    return Err(error);
-                }
-                tokio::select! {
-                    biased;
-                    () = tokio::time::sleep(gap) => {}
-                    () = core.life.until(Stage::Ending) => {}
-                }
-                release_loop.now = core.now();
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Releases a hold in the background, and tries again up to `D`, after which the store lets the key expire.
 pub(in crate::engine) async fn release_to_the_end(
     core: &Arc<Core>,
@@ -316,7 +321,7 @@ pub(in crate::engine) async fn release_to_the_end(
     let arrival_recorded = flight.is_some() && core.queue.is_fair();
     let mut release_loop =
         ReleaseLoop { core, hold, flight, now, limit, silent, arrival_recorded, over: false };
-    match finish(&mut release_loop, until).await {
+    match release_loop.finish(until).await {
         Err(error) if !hold.is_over() => hold.give_up(core, &error),
         _ => {}
     }

@@ -116,7 +116,7 @@ impl Candidate {
 
     async fn stand(&self) -> Result<Leadership> {
         let core = &self.engine.core;
-        let name = self.name.as_ref().map_err(Error::clone)?;
+        let name = Name::of_handle(&self.name).await?;
         let spec = AcquireSpec::from(Mode::Exclusive).with(&self.options);
         loop {
             // Without the hold of an earlier term: a candidate does not lead twice at once.

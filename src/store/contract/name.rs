@@ -7,6 +7,7 @@ use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::str::FromStr;
 use std::sync::{Arc, LazyLock};
+use tokio::task::coop::consume_budget;
 use uuid::Uuid;
 
 /// The longest name in bytes, so that keys stay cheap to compare and to log.
@@ -103,6 +104,18 @@ impl Name {
     /// Returns the name as it was given.
     pub fn as_str(&self) -> &str {
         &self.text
+    }
+
+    /// Returns the name that a handle was made with. If it is invalid, this takes part in the budget of the task: a loop
+    /// that makes the call again starves no other task.
+    pub(crate) async fn of_handle(name: &Result<Self>) -> Result<&Self> {
+        match name {
+            Ok(name) => Ok(name),
+            Err(error) => {
+                consume_budget().await;
+                Err(error.clone())
+            }
+        }
     }
 
     /// Returns the text of a name that a handle was made with; empty if it is invalid.

@@ -8,7 +8,7 @@ use std::time::Duration;
 const TASKS: usize = 32;
 
 pub async fn run(bench: &mut Bench) {
-    let Bench { arguments, server, contenders, sink, targets } = bench;
+    let Bench { arguments, server, contenders, sink, targets, .. } = bench;
     let title = format!("one name, {TASKS} tasks of one process, again and again");
     let mut board = Board::new("3", title);
     let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());

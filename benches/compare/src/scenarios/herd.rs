@@ -8,7 +8,7 @@ const TASKS: usize = 32;
 const HOLD: Duration = Duration::from_millis(5);
 
 pub async fn run(bench: &mut Bench) {
-    let Bench { arguments, server, contenders, sink, targets } = bench;
+    let Bench { arguments, server, contenders, sink, targets, .. } = bench;
     let title =
         format!("{TASKS} tasks want one name once, at the same moment, and hold it {HOLD:?}");
     let mut board = Board::new("3b", title);

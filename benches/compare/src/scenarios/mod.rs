@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 pub struct Bench {
     pub arguments: Arguments,
     pub server: Server,
+    /// For the scenario on a cluster, if it is wanted.
+    pub cluster: Option<Server>,
     pub contenders: Vec<Connected>,
     pub sink: Sink,
     pub targets: Targets,
@@ -36,7 +38,11 @@ pub struct Connected {
 }
 
 impl Bench {
-    pub async fn new(arguments: Arguments, server: Server) -> Result<Self> {
+    pub async fn new(
+        arguments: Arguments,
+        server: Server,
+        cluster: Option<Server>,
+    ) -> Result<Self> {
         let sink = Sink::open(arguments.json.as_deref())?;
         let mut contenders = Vec::new();
         for entry in peers::all() {
@@ -49,7 +55,7 @@ impl Bench {
         server.keyspace_events(false);
         // Of a few contenders, some figures cannot be had.
         let targets = Targets::default().strict(arguments.only.is_empty());
-        Ok(Self { arguments, server, contenders, sink, targets })
+        Ok(Self { arguments, server, cluster, contenders, sink, targets })
     }
 
     pub async fn run(&mut self) {
@@ -85,6 +91,9 @@ impl Bench {
         }
         if self.arguments.wants("6b") {
             crash::run(self).await;
+        }
+        if self.arguments.wants("6c") {
+            turns::run_on_a_cluster(self).await;
         }
         if self.arguments.wants("7") {
             multi::run(self).await;

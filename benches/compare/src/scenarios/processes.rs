@@ -15,7 +15,7 @@ const TASKS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub async fn run(bench: &mut Bench) {
-    let Bench { arguments, server, contenders, sink, targets } = bench;
+    let Bench { arguments, server, contenders, sink, targets, .. } = bench;
     let title = format!("one name, {PROCESSES} processes of {TASKS} tasks each, again and again");
     let mut board = Board::new("4", title);
     let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());

@@ -10,7 +10,7 @@ use std::time::Duration;
 const NAMES: usize = 1000;
 
 pub async fn run(bench: &mut Bench, scenario: &'static str, tasks: usize) {
-    let Bench { arguments, server, contenders, sink, targets } = bench;
+    let Bench { arguments, server, contenders, sink, targets, .. } = bench;
     let title = format!("pairs/s over {NAMES} names, {tasks} tasks at names of their own");
     let mut board = Board::new(arguments.label(scenario), title);
     let chosen = choose(contenders, &mut board, sink, |entry| entry.alone());

@@ -1,13 +1,14 @@
 //! 6: from a release to the grant in another process that waits for it.
 
-use super::{Bench, Post, by_processes, choose, post, ratio};
+use super::{Bench, Connected, Post, by_processes, choose, post, ratio};
+use crate::arguments::Arguments;
 use crate::contender::{Entry, Result};
 use crate::grants::{Tenure, now};
 use crate::peers::Pulse;
 use crate::process::{Parent, Worker};
 use crate::server::Server;
 use crate::stats::percentile;
-use crate::table::{Board, Column};
+use crate::table::{Board, Column, Sink};
 use leasehold::LeaseManager;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -16,30 +17,14 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub async fn run(bench: &mut Bench) {
-    let Bench { arguments, server, contenders, sink, targets } = bench;
-    let mut board = Board::new(
+    let Bench { arguments, server, contenders, sink, targets, .. } = bench;
+    let board = Board::new(
         arguments.label("6"),
         "two processes in turn: from the release to the grant in the other",
     );
-    let chosen = choose(contenders, &mut board, sink, Entry::takes_turns);
-    let window = Duration::from_millis(arguments.pick(1000, 600));
-
-    let rounds = (arguments.rounds(5, 2), window);
-    by_processes((server, sink, &mut board), &chosen, rounds, |server, entry, round, window| {
-        Box::pin(measure(server, entry, round, window))
-    })
-    .await;
-    board.print(&[
-        Column("p50_us", "p50 us", 0, true),
-        Column("p99_us", "p99 us", 0, false),
-        Column("trip_us", "bare acquire us", 0, false),
-        Column("trips", "x bare acquire", 2, true),
-        Column("empty_us", "empty call us", 0, false),
-        Column("empties", "x empty call", 2, true),
-        Column("turns", "turns", 0, false),
-    ]);
-    board.print_against_itself("p50_us");
-    // The rest is for information, and waits most of the time.
+    let scene = Scene { arguments, server, contenders, sink };
+    let board = scene.measure(board, Entry::takes_turns).await;
+    // The rest waits most of the time, and the tokens are for information.
     if arguments.pinned {
         return;
     }
@@ -59,6 +44,58 @@ pub async fn run(bench: &mut Bench) {
     }
     deletions
         .print(&[Column("p50_ms", "p50 ms", 0, false), Column("max_ms", "longest ms", 0, false)]);
+}
+
+/// The same on a cluster of one node.
+pub async fn run_on_a_cluster(bench: &mut Bench) {
+    let Bench { arguments, cluster: Some(cluster), contenders, sink, targets, .. } = bench else {
+        return;
+    };
+    let board = Board::new(
+        "6c",
+        "two processes in turn on a cluster: from the release to the grant in the other",
+    );
+    let scene = Scene { arguments, server: cluster, contenders, sink };
+    let board = scene.measure(board, Entry::takes_turns_on_a_cluster).await;
+    let floor = board.median("floor-fred-waits", "p50_us");
+    let grant = ratio(board.median("leasehold", "p50_us"), floor);
+    targets.at_most("6c: release to grant elsewhere on a cluster, p50, x floor", 2.0, grant);
+}
+
+/// Two processes that take turns on one server.
+struct Scene<'a> {
+    arguments: &'a Arguments,
+    server: &'a Server,
+    contenders: &'a [Connected],
+    sink: &'a mut Sink,
+}
+
+impl Scene<'_> {
+    /// Measures those that are wanted, and prints the table.
+    async fn measure(self, mut board: Board, wanted: fn(&Entry) -> bool) -> Board {
+        let Self { arguments, server, contenders, sink } = self;
+        let chosen = choose(contenders, &mut board, sink, wanted);
+        let window = Duration::from_millis(arguments.pick(1000, 600));
+        let rounds = (arguments.rounds(5, 2), window);
+        by_processes(
+            (server, sink, &mut board),
+            &chosen,
+            rounds,
+            |server, entry, round, window| Box::pin(measure(server, entry, round, window)),
+        )
+        .await;
+        board.print(&[
+            Column("p50_us", "p50 us", 0, true),
+            Column("p99_us", "p99 us", 0, false),
+            Column("trip_us", "bare acquire us", 0, false),
+            Column("trips", "x bare acquire", 2, true),
+            Column("empty_us", "empty call us", 0, false),
+            Column("empties", "x empty call", 2, true),
+            Column("turns", "turns", 0, false),
+        ]);
+        board.print_against_itself("p50_us");
+        board
+    }
 }
 
 async fn measure(

@@ -20,7 +20,7 @@ struct Limits {
 }
 
 pub async fn run(bench: &mut Bench) {
-    let Bench { arguments, server, contenders, sink, targets } = bench;
+    let Bench { arguments, server, contenders, sink, targets, .. } = bench;
     let mut board =
         Board::new(arguments.label("1"), "acquire + release, one task, nobody else there");
     let chosen = choose(contenders, &mut board, sink, |entry| entry.alone());

@@ -1,4 +1,4 @@
-//! Takes the names, in whatever mode, and releases them.
+//! Acquires the names, in any mode, and releases them.
 
 use super::Run;
 use super::clock::Moment;

@@ -25,7 +25,7 @@ local function run()
   end
 
   -- A message is only a hint: its failure must not turn what was done into an error.
-  local function tell()
+  local function report()
     try(publish, ARGV[3], ARGV[4])
   end
 
@@ -35,7 +35,7 @@ local function run()
     end
     doing = 'DEL'
     call('DEL', metadata)
-    tell()
+    report()
     return 1
   end
   if not holds(lock, holder) then
@@ -44,11 +44,11 @@ local function run()
   if written('holder') == holder and (tonumber(written('rev')) or 0) >= number then
     return 1
   end
-  local words, told = { 'holder', holder, 'rev', ARGV[4] }, { holder = true, rev = true }
+  local words, written = { 'holder', holder, 'rev', ARGV[4] }, { holder = true, rev = true }
   for i = 5, #ARGV do
     words[i] = ARGV[i]
     if i % 2 == 1 then
-      told[ARGV[i]] = true
+      written[ARGV[i]] = true
     end
   end
   doing = 'HGETALL'
@@ -67,11 +67,11 @@ local function run()
   end
   doing = 'HDEL'
   for i = 1, #before, 2 do
-    if not told[before[i]] then
+    if not written[before[i]] then
       call('HDEL', metadata, before[i])
     end
   end
-  tell()
+  report()
   return 1
 end
 

@@ -26,7 +26,7 @@ local function force(lock)
   local deleted = call('DEL', lock)
   if holder and ARGV[1] ~= '' then
     pcall(leave_note, note_of(lock), ARGV[1], holder, '', ARGV[2], ARGV[3], '0')
-    tell(ARGV[4], holder, 'verify ' .. ARGV[5])
+    send_hint(ARGV[4], holder, 'verify ' .. ARGV[5])
   end
   wake(lock)
   return { deleted, holder }

@@ -27,7 +27,7 @@ local function leave_note(note, act, from, to, by, why, fence)
 end
 
 -- Sends a hint to the manager of a holder. In a cluster the caller does it, because the channel is in another slot.
-local function tell(inbox, holder, hint)
+local function send_hint(inbox, holder, hint)
   local manager = string.match(holder, '^(.-):')
   if publish == 'PUBLISH' and manager then
     try(publish, inbox .. manager, hint)

@@ -14,7 +14,7 @@
 local function run()
   local free, out, ids = KEYS[1], KEYS[2], ids_of(ARGV[2], whole(ARGV[1], 1, MOST_PERMITS))
   if out then
-    return give_back(free, out, free_of(free), ids)
+    return release_permits(free, out, free_of(free), ids)
   end
   out = free
   local there = look_up(out, ids, 0)

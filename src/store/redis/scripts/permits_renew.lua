@@ -21,7 +21,7 @@ local function run()
     local there, _, released = look_up(out, ids, now)
     if there - released < #ids then
       if there > 0 and free then
-        give_back(free, out, left, ids)
+        release_permits(free, out, left, ids)
       end
       return -1
     end

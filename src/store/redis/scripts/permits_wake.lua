@@ -21,7 +21,7 @@ end
 
 -- Gives a holder's permits back, and wakes waiters; -1 if none of them was out. `left` are free; nil if the counter is gone,
 -- which the next acquire makes again.
-local function give_back(free, out, left, ids)
+local function release_permits(free, out, left, ids)
   if left then
     need('SET', free, string.format('%d', left), 'XX', 'KEEPTTL')
   end

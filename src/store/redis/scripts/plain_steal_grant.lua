@@ -10,6 +10,6 @@ end
 doing = 'SET'
 call('SET', lock, holder, 'PX', ttl)
 if fresh then
-  tell(ARGV[6], from, 'verify ' .. ARGV[7])
+  send_hint(ARGV[6], from, 'verify ' .. ARGV[7])
 end
 return first

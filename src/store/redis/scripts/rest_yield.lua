@@ -14,7 +14,7 @@ local function run()
   if not holder or not string.find(holder, '^%x+%-%x+%-8%x+%-%x+%-%x+:') then
     return 0
   end
-  tell(ARGV[1], holder, 'yield ' .. ARGV[2])
+  send_hint(ARGV[1], holder, 'yield ' .. ARGV[2])
   return { holder }
 end
 

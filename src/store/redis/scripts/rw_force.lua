@@ -11,7 +11,7 @@
 -- @include common, arguments, publish, rw_common, rw_wake, noted, note
 
 local function run()
-  local lock, holders, told = KEYS[1], {}, {}
+  local lock, holders, reported = KEYS[1], {}, {}
   local mode = mode_of(lock)
   if ARGV[1] and mode then
     doing = 'HKEYS'
@@ -27,9 +27,9 @@ local function run()
     pcall(leave_note, note_of(lock), ARGV[1], table.concat(holders, ' '), '', ARGV[2], ARGV[3], '0')
     for _, holder in ipairs(holders) do
       local manager = string.match(holder, '^(.-):')
-      if manager and not told[manager] then
-        told[manager] = true
-        tell(ARGV[4], holder, 'verify ' .. ARGV[5])
+      if manager and not reported[manager] then
+        reported[manager] = true
+        send_hint(ARGV[4], holder, 'verify ' .. ARGV[5])
       end
     end
   end

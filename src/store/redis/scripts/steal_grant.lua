@@ -18,6 +18,6 @@ if fresh then
   -- away if the server stood still in it.
   doing = 'HDEL'
   call('HDEL', lock, from)
-  tell(ARGV[6], from, 'verify ' .. ARGV[7])
+  send_hint(ARGV[6], from, 'verify ' .. ARGV[7])
 end
 return first

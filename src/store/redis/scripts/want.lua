@@ -13,7 +13,7 @@ local function run()
     return 0
   end
   leave_note(KEYS[2], 'want', ARGV[1], '', ARGV[2], ARGV[3], '0')
-  tell(ARGV[4], ARGV[1], 'want ' .. ARGV[5])
+  send_hint(ARGV[4], ARGV[1], 'want ' .. ARGV[5])
   return 1
 end
 

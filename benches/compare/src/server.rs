@@ -183,7 +183,7 @@ fn launch(port: u16, is_cluster: bool, dir: &TempDir) -> Result<Child, String> {
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
     command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(dir.path());
     if is_cluster {
-        command.args(["--cluster-enabled", "yes"]);
+        command.args(["--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"]);
     }
     quiet(&mut command);
     command.spawn().map_err(|error| format!("cannot start redis-server: {error}"))

@@ -59,7 +59,7 @@ pub async fn run_on_a_cluster(bench: &mut Bench) {
     let board = scene.measure(board, Entry::takes_turns_on_a_cluster).await;
     let floor = board.median("floor-fred-waits", "p50_us");
     let grant = ratio(board.median("leasehold", "p50_us"), floor);
-    targets.at_most("6c: release to grant elsewhere on a cluster, p50, x floor", 2.0, grant);
+    targets.at_most("6c: release to grant elsewhere on a cluster, p50, x floor", 1.6, grant);
 }
 
 /// Two processes that take turns on one server.

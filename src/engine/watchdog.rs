@@ -195,7 +195,7 @@ fn when_due(
     if due != DueWork::Recalled {
         return due;
     }
-    let rare = if rests { Rare::RestRanOut } else { Rare::TakenBack };
+    let rare = if rests { Rare::RestRanOut } else { Rare::Recalled };
     rare.reached();
     group.wakes.effects.push(core.queue.recall(hold));
     DueWork::Release

@@ -9,8 +9,8 @@
 //!
 //! Before you lock something that must never be written twice, read [`fencing`].
 //!
-//! Where a page says *process*, it means a manager: a process has one. Two managers in one process exclude each other, and
-//! queue, as two processes do.
+//! Where a page speaks of waiters or holders of one *process*, it means those of one manager: most processes have one. Two managers
+//! in one process exclude each other, and queue, as two processes do.
 //!
 //! This module exists only in the documentation. Its examples are tests.
 

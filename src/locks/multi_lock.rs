@@ -20,6 +20,7 @@ use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::locks::lease::{Lease, finish, run_while_held};
 use crate::store::{Mode, Name};
 use crate::util::join::{BoxedCall, all, all_but, first};
+use crate::util::panics::run_wakers;
 use crate::util::reached::Rare;
 use crate::util::runtime;
 use std::fmt;
@@ -631,7 +632,7 @@ impl MultiLease {
     /// Belief ends before anything is sent.
     fn end(&self) {
         if let Some(token) = self.token.get() {
-            token.cancel();
+            run_wakers(|| token.cancel());
         }
     }
 }

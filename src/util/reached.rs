@@ -79,8 +79,8 @@ rare_states! {
     HandedOffToDropped,
     /// A hold was handed off to a waiter that accepted it too late to rely on it.
     HandedOffTooLate,
-    /// A hold was taken back from a waiter that was not polled.
-    TakenBack,
+    /// A hold was recalled from a waiter that was not polled.
+    Recalled,
     /// A hold was handed off to a waiter that had been offered a turn already.
     HandedOffAfterOffer,
     /// A hold was handed off to a call that was asking the store.

@@ -49,7 +49,7 @@ async fn next_in_line(leases: &LeaseManager) -> JoinHandle<Lease> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hold_handed_to_a_future_that_nobody_polls_is_taken_back() {
+async fn hold_handed_to_a_future_that_nobody_polls_is_recalled() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let unpolled = in_line(&setup.leases, 1).await.remove(0);
@@ -604,4 +604,33 @@ async fn waiters_that_were_not_polled_take_no_silence_for_the_stores() {
     let ends = |waiter: Waiting| async { waiter.await.map(drop) };
     let [first, second, third] = <[Waiting; 3]>::try_from(unpolled).unwrap_or_else(|_| panic!("3"));
     tokio::try_join!(ends(first), ends(second), ends(third)).expect("the store was never silent");
+}
+
+/// A runtime that stalls, or a task that is busy: what counts is the time in which the call was polled.
+#[tokio::test(start_paused = true)]
+async fn outage_ends_a_call_that_is_always_polled_late() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::unavailable()).on(Call::Acquire));
+    let mut unpolled = in_line(&setup.leases, 1).await.remove(0);
+    let start = Instant::now();
+    let ended = loop {
+        sleep(3 * ATTEMPT).await;
+        assert!(start.elapsed() < 10 * T, "it goes on");
+        if let Poll::Ready(ended) = poll_once(unpolled.as_mut()).await {
+            break ended;
+        }
+    };
+    assert_eq!(failed(ended), ErrorKind::Unavailable);
+    assert!(start.elapsed() > T, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_that_passes_while_unpolled_is_no_contention() {
+    let leases = on_slow_nodes();
+    sleep(2 * T).await;
+    let mut lock = leases.lock("n");
+    let mut unpolled = Box::pin(lock.lock_timeout(T));
+    assert!(poll_once(unpolled.as_mut()).await.is_pending());
+    sleep(2 * T).await;
+    assert_eq!(failed(unpolled.await), ErrorKind::Unavailable);
 }

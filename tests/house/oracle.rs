@@ -2,11 +2,11 @@
 //! the others.
 
 use kit::soak::history;
-use kit::soak::oracle::{Excuse, Severity, judge};
+use kit::soak::oracle::{Excuse, Verdict, judge};
 
 /// A history of the name `ash`, and of names that several share, with T = 1 s on the server `kept`, in lines of
 /// `<ms> <who> <what>`.
-fn verdict(lines: &str) -> Severity {
+fn verdict(lines: &str) -> Verdict {
     let names = ["ash", "rw-ash", "pool3-ash", "lead-ash", "job-ash", "loot-ash"];
     let mut events: Vec<String> = names.map(|name| format!("0 soak name {name} kept 1000")).into();
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {

@@ -45,7 +45,7 @@ enum Op {
 
 /// What a store answers, and the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Severity {
+enum Verdict {
     /// A store returns the fencing token; the model returns the number of the grant.
     Granted(u64),
     Held,
@@ -94,38 +94,38 @@ impl Model {
         }
     }
 
-    fn run(&mut self, op: &Op) -> Severity {
+    fn run(&mut self, op: &Op) -> Verdict {
         match *op {
             Op::Acquire { who, name } => match self.own(who, name) {
-                Ok(hold) => Severity::Granted(hold.grant),
-                Err(Absence::Taken) => Severity::Held,
+                Ok(hold) => Verdict::Granted(hold.grant),
+                Err(Absence::Taken) => Verdict::Held,
                 Err(_) => {
                     self.grants += 1;
                     let grant = self.grants;
                     self.holds.insert(name, Hold { who, count: 1, grant });
-                    Severity::Granted(grant)
+                    Verdict::Granted(grant)
                 }
             },
             Op::Release { who, name, count } => match self.own(who, name) {
                 Ok(hold) if count > 0 => {
                     hold.count = count;
-                    Severity::Done
+                    Verdict::Done
                 }
                 Ok(_) => {
                     self.holds.remove(&name);
-                    Severity::Done
+                    Verdict::Done
                 }
-                Err(absence) => Severity::Absent(absence),
+                Err(absence) => Verdict::Absent(absence),
             },
-            Op::Renew { ref whom } => Severity::Renewed(
+            Op::Renew { ref whom } => Verdict::Renewed(
                 whom.iter().map(|(who, name)| self.own(*who, *name).err()).collect(),
             ),
             Op::Force { name } | Op::Delete { name } => {
-                Severity::Was(self.holds.remove(&name).is_some())
+                Verdict::Was(self.holds.remove(&name).is_some())
             }
             Op::Lapse => {
                 self.holds.clear();
-                Severity::Done
+                Verdict::Done
             }
         }
     }
@@ -320,22 +320,22 @@ impl<'a> Trial<'a> {
         self.subject.runtime().block_on(async { self.subject.store().release(request).await })
     }
 
-    fn run(&self, op: &Op) -> leasehold::Result<Severity> {
+    fn run(&self, op: &Op) -> leasehold::Result<Verdict> {
         let store = self.subject.store();
         let runtime = self.subject.runtime();
         Ok(match op {
             Op::Acquire { who, name } => match self.acquire(*who, *name)? {
-                Acquired::Granted { fence, .. } => Severity::Granted(fence.expect("a fence")),
+                Acquired::Granted { fence, .. } => Verdict::Granted(fence.expect("a fence")),
                 Acquired::Held { remaining, .. } => {
                     assert!(remaining.is_some_and(|left| left <= TTL), "{remaining:?}");
-                    Severity::Held
+                    Verdict::Held
                 }
-                Acquired::NotYours(absence) => Severity::Absent(absence),
+                Acquired::NotYours(absence) => Verdict::Absent(absence),
                 other => panic!("{other:?}"),
             },
             Op::Release { who, name, count } => match self.release(*who, *name, *count)? {
-                Released::Done { .. } => Severity::Done,
-                Released::NotYours(absence) => Severity::Absent(absence),
+                Released::Done { .. } => Verdict::Done,
+                Released::NotYours(absence) => Verdict::Absent(absence),
                 other => panic!("{other:?}"),
             },
             Op::Renew { whom } => {
@@ -345,16 +345,16 @@ impl<'a> Trial<'a> {
                 let batch = RenewBatch::new(whom.iter().map(renewal).collect(), TTL, TIMEOUT)
                     .with_fence_retention(Some(TTL * 2));
                 let renewed = runtime.block_on(RenewCall::join(store.renew(batch)))?;
-                Severity::Renewed(renewed.verdicts.into_iter().collect::<Result<_, _>>()?)
+                Verdict::Renewed(renewed.verdicts.into_iter().collect::<Result<_, _>>()?)
             }
             Op::Force { name } => {
                 let request = ForceRelease::new(self.target(*name), TIMEOUT);
-                Severity::Was(runtime.block_on(store.force_release(request))?)
+                Verdict::Was(runtime.block_on(store.force_release(request))?)
             }
-            Op::Delete { name } => Severity::Was(self.subject.delete(&self.names[*name])),
+            Op::Delete { name } => Verdict::Was(self.subject.delete(&self.names[*name])),
             Op::Lapse => {
                 self.subject.lapse(&self.names);
-                Severity::Done
+                Verdict::Done
             }
         })
     }
@@ -363,11 +363,11 @@ impl<'a> Trial<'a> {
     fn check(
         &mut self,
         op: &Op,
-        expected: &Severity,
-        verdict: Severity,
+        expected: &Verdict,
+        verdict: Verdict,
     ) -> Result<(), TestCaseError> {
         let label = self.subject.label();
-        let (Op::Acquire { name, .. }, Severity::Granted(grant), Severity::Granted(fence)) =
+        let (Op::Acquire { name, .. }, Verdict::Granted(grant), Verdict::Granted(fence)) =
             (op, expected, &verdict)
         else {
             prop_assert_eq!(&verdict, expected, "{}: {:?}", label, op);

@@ -57,7 +57,7 @@ enum Op {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Severity {
+enum Verdict {
     /// The number of the grant; 0 for permits.
     Granted(u64),
     Held,
@@ -128,7 +128,7 @@ impl Model {
         holds.get_mut(&who).ok_or(absence)
     }
 
-    fn run(&mut self, op: &Op) -> Severity {
+    fn run(&mut self, op: &Op) -> Verdict {
         match *op {
             Op::Acquire { who, side, waited } => self.acquire(who, side, waited),
             Op::Convert { who, side } => self.convert(who, side),
@@ -137,19 +137,19 @@ impl Model {
                     if count == 0 {
                         self.of(side).remove(&who);
                     }
-                    Severity::Absent(Absence::Taken)
+                    Verdict::Absent(Absence::Taken)
                 }
                 Ok(_) if count == 0 => {
                     self.of(side).remove(&who);
-                    Severity::Done
+                    Verdict::Done
                 }
                 Ok(hold) => {
                     hold.count = Some(count);
-                    Severity::Done
+                    Verdict::Done
                 }
-                Err(absence) => Severity::Absent(absence),
+                Err(absence) => Verdict::Absent(absence),
             },
-            Op::Renew { ref whom } => Severity::Renewed(
+            Op::Renew { ref whom } => Verdict::Renewed(
                 whom.iter()
                     .map(|(who, side)| match self.own(*who, *side) {
                         Ok(hold) if (hold.side, *side) == (Side::Read, Side::Write) => {
@@ -164,23 +164,23 @@ impl Model {
                 if !pool {
                     self.line = [None; 2];
                 }
-                Severity::Done
+                Verdict::Done
             }
             Op::Lapse => {
                 self.holds.iter_mut().for_each(BTreeMap::clear);
                 self.line = [None; 2];
-                Severity::Done
+                Verdict::Done
             }
         }
     }
 
-    fn acquire(&mut self, who: u64, side: Side, waited: Option<u64>) -> Severity {
+    fn acquire(&mut self, who: u64, side: Side, waited: Option<u64>) -> Verdict {
         if let Some(hold) = self.of(side).get_mut(&who) {
             if (hold.side, side) == (Side::Read, Side::Write) {
-                return Severity::Held;
+                return Verdict::Held;
             }
             hold.count = hold.count.filter(|_| hold.side == side);
-            return Severity::Granted(if hold.side == side { hold.grant } else { ANY });
+            return Verdict::Granted(if hold.side == side { hold.grant } else { ANY });
         }
         let (own, other) = (usize::from(side == Side::Write), usize::from(side != Side::Write));
         let holds = self.of(side);
@@ -200,14 +200,14 @@ impl Model {
             if side != Side::Permits && waited.is_some() && first {
                 self.line[own] = Some((since, who));
             }
-            return Severity::Held;
+            return Verdict::Held;
         }
         let grant = if side == Side::Permits { 0 } else { self.grant() };
         if side != Side::Permits {
             self.line[own].take_if(|first| first.1 == who);
         }
         self.of(side).insert(who, Hold { side, count: Some(1), grant });
-        Severity::Granted(grant)
+        Verdict::Granted(grant)
     }
 
     fn grant(&mut self) -> u64 {
@@ -215,21 +215,21 @@ impl Model {
         self.grants
     }
 
-    fn convert(&mut self, who: u64, side: Side) -> Severity {
+    fn convert(&mut self, who: u64, side: Side) -> Verdict {
         let (alone, writer_waits) = (self.holds[0].len() == 1, self.line[1].is_some());
         let hold = match self.own(who, side) {
             Ok(hold) => *hold,
-            Err(absence) => return Severity::Absent(absence),
+            Err(absence) => return Verdict::Absent(absence),
         };
         if (hold.side, side) == (Side::Read, Side::Write) && (!alone || writer_waits) {
-            return Severity::Held;
+            return Verdict::Held;
         }
         if hold.side == side {
-            return Severity::Granted(hold.grant);
+            return Verdict::Granted(hold.grant);
         }
         let grant = self.grant();
         self.holds[0].insert(who, Hold { side, count: Some(1), grant });
-        Severity::Granted(grant)
+        Verdict::Granted(grant)
     }
 }
 
@@ -271,7 +271,7 @@ impl<'a> Trial<'a> {
         &self,
         (who, side): (u64, Side),
         change: impl FnOnce(Acquire) -> Acquire,
-    ) -> leasehold::Result<Severity> {
+    ) -> leasehold::Result<Verdict> {
         let fencing = Fencing::new(BLOCK as u32, Some(TTL * 100));
         let request = Acquire::new(self.target(who, side), self.holder(who), TTL, TIMEOUT)
             .with_fencing(Some(fencing));
@@ -280,16 +280,16 @@ impl<'a> Trial<'a> {
         let acquired = runtime.block_on(async { self.subject.store().acquire(request).await })?;
         Ok(match acquired {
             Acquired::Granted { fence, .. } if side != Side::Permits => {
-                Severity::Granted(fence.expect("a fence"))
+                Verdict::Granted(fence.expect("a fence"))
             }
-            Acquired::Granted { fence, .. } => Severity::Granted(fence.unwrap_or(0)),
-            Acquired::Held { .. } => Severity::Held,
-            Acquired::NotYours(absence) => Severity::Absent(absence),
+            Acquired::Granted { fence, .. } => Verdict::Granted(fence.unwrap_or(0)),
+            Acquired::Held { .. } => Verdict::Held,
+            Acquired::NotYours(absence) => Verdict::Absent(absence),
             other => panic!("{other:?}"),
         })
     }
 
-    fn run(&self, op: &Op) -> leasehold::Result<Severity> {
+    fn run(&self, op: &Op) -> leasehold::Result<Verdict> {
         let (store, runtime) = (self.subject.store(), self.subject.runtime());
         match *op {
             Op::Acquire { who, side, waited } => {
@@ -304,8 +304,8 @@ impl<'a> Trial<'a> {
                 let target = self.target(who, side);
                 let request = Release::new(target, self.holder(who), count, TIMEOUT);
                 Ok(match runtime.block_on(async { store.release(request).await })? {
-                    Released::Done { .. } => Severity::Done,
-                    Released::NotYours(absence) => Severity::Absent(absence),
+                    Released::Done { .. } => Verdict::Done,
+                    Released::NotYours(absence) => Verdict::Absent(absence),
                     other => panic!("{other:?}"),
                 })
             }
@@ -316,7 +316,7 @@ impl<'a> Trial<'a> {
                 let batch = RenewBatch::new(whom.iter().map(renewal).collect(), TTL, TIMEOUT);
                 let renewed = runtime.block_on(RenewCall::join(store.renew(batch)))?;
                 let verdicts = renewed.verdicts.into_iter().collect::<Result<_, _>>()?;
-                Ok(Severity::Renewed(verdicts))
+                Ok(Verdict::Renewed(verdicts))
             }
             Op::Force { pool } => {
                 let request = ForceRelease::new(self.any(pool), TIMEOUT);
@@ -325,15 +325,15 @@ impl<'a> Trial<'a> {
                 if !pool {
                     self.subject.forget_line(&self.names[0]);
                 }
-                Ok(Severity::Done)
+                Ok(Verdict::Done)
             }
             Op::Delete { pool } => {
                 self.subject.delete_shared(&self.names[usize::from(pool)]);
-                Ok(Severity::Done)
+                Ok(Verdict::Done)
             }
             Op::Lapse => {
                 self.subject.lapse_shared(&self.names);
-                Ok(Severity::Done)
+                Ok(Verdict::Done)
             }
         }
     }
@@ -342,11 +342,11 @@ impl<'a> Trial<'a> {
     fn check(
         &mut self,
         op: &Op,
-        expected: &Severity,
-        verdict: Severity,
+        expected: &Verdict,
+        verdict: Verdict,
     ) -> Result<(), TestCaseError> {
         let label = self.subject.label();
-        let (Severity::Granted(grant), Severity::Granted(fence)) = (expected, &verdict) else {
+        let (Verdict::Granted(grant), Verdict::Granted(fence)) = (expected, &verdict) else {
             prop_assert_eq!(&verdict, expected, "{}: {:?}", label, op);
             return Ok(());
         };
@@ -450,20 +450,20 @@ fn who_waits_behind_two_that_are_gone_is_served(subject: &dyn Subject) {
         trial.acquire((who, side), |request| request.with_arrival(place)).expect("an answer")
     };
     let writer = trial.acquire((0, Side::Write), |request| request).expect("an answer");
-    assert!(matches!(writer, Severity::Granted(_)), "{label}: {writer:?}");
+    assert!(matches!(writer, Verdict::Granted(_)), "{label}: {writer:?}");
     for (who, side, before) in [(1, Side::Read, 40), (2, Side::Write, 30)] {
-        assert_eq!(ask(who, side, before), Severity::Held, "{label}");
+        assert_eq!(ask(who, side, before), Verdict::Held, "{label}");
     }
     let (mut reader, mut second) = (ask(3, Side::Read, 20), ask(4, Side::Write, 10));
     let release = Op::Release { who: 0, side: Side::Write, count: 0 };
-    assert_eq!(trial.run(&release).expect("an answer"), Severity::Done, "{label}");
-    while (&reader, &second) == (&Severity::Held, &Severity::Held) {
+    assert_eq!(trial.run(&release).expect("an answer"), Verdict::Done, "{label}");
+    while (&reader, &second) == (&Verdict::Held, &Verdict::Held) {
         assert!(now().duration_since(began) < KEPT * 10, "{label}: nobody is served");
         assert!(start.elapsed() < Duration::from_secs(60), "{label}: nobody is served");
         subject.runtime().block_on(async { tokio::time::sleep(KEPT / 3).await });
         (reader, second) = (ask(3, Side::Read, 20), ask(4, Side::Write, 10));
     }
-    assert!(matches!(reader, Severity::Granted(_)), "{label}: the older one is first");
+    assert!(matches!(reader, Verdict::Granted(_)), "{label}: the older one is first");
 }
 
 #[test]

@@ -27,6 +27,24 @@ pub(crate) struct AcquireGuard<'a> {
     since: Instant,
 }
 
+/// What came of the wait for an answer.
+pub(super) struct Landed {
+    /// `None` if the store counts as silent.
+    pub(super) verdict: Option<Result<Acquired>>,
+    /// By when this future was to be polled last.
+    pub(super) due: Instant,
+}
+
+/// What a call does with the grant that it got.
+pub(super) enum GrantUse {
+    /// It begins a hold.
+    Hold,
+    /// Another hold of this process excludes it.
+    Excluded,
+    /// It is released, and the store is asked again.
+    AskAgain(&'static str),
+}
+
 impl<'a> AcquireGuard<'a> {
     pub(crate) fn new(core: &'a Arc<Core>, target: Target, holder: HolderId) -> Self {
         Self { core, sweep: Sweep::new(target, holder), flight: None, since: Instant::ZERO }

@@ -34,7 +34,7 @@ use crate::store::{Acquire, Acquired, Arrival, HolderId, Line, Mode, Name, Targe
 use crate::util::bound::within;
 use crate::util::reached::Rare;
 use crate::util::trace::{self, QuietSpan};
-use acquire_guard::AcquireGuard;
+use acquire_guard::{AcquireGuard, GrantUse, Landed};
 use set::SetCall;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -98,8 +98,8 @@ pub(crate) async fn acquire_as<'a>(
         outcome = tracing::field::Empty,
     ));
     let start = core.now();
-    // False while this call waits for a change of the mode that the store has not answered.
-    let answered = &AtomicBool::new(true);
+    // An atomic, because the future of the call is `Send`; no other thread uses it meanwhile.
+    let waits_for_mode_change = &AtomicBool::new(false);
     let limit = limit.simplified();
     let classified = core.settings.classified(name, options);
     let options = classified.as_ref().unwrap_or(options);
@@ -119,7 +119,7 @@ pub(crate) async fn acquire_as<'a>(
         limit,
         start,
         attention,
-        answered,
+        waits_for_mode_change,
         report,
         set,
     };
@@ -129,10 +129,12 @@ pub(crate) async fn acquire_as<'a>(
     let result = match limit {
         WaitLimit::For(limit) => match timeout(limit, attended).await {
             Ok(result) => result,
-            Err(_) if answered.load(Ordering::Relaxed) => {
+            Err(_) if waits_for_mode_change.load(Ordering::Relaxed) => {
+                answers::silent_unless_answered(core, name).map_or(Ok(None), Err)
+            }
+            Err(_) => {
                 answers::out_of_time(core, name, Timed { start, limit }).map_or(Ok(None), Err)
             }
-            Err(_) => answers::silent_unless_answered(core, name).map_or(Ok(None), Err),
         },
         WaitLimit::Once | WaitLimit::Forever => attended.await,
     };
@@ -177,7 +179,8 @@ struct AcquireLoop<'a, 'core> {
     limit: WaitLimit,
     start: Instant,
     attention: &'a Attention,
-    answered: &'a AtomicBool,
+    /// Whether the store has not answered a change of the mode that this call waits for.
+    waits_for_mode_change: &'a AtomicBool,
     report: &'a CallReport<'a>,
     /// The set that it is a part of.
     set: Option<&'a SetCall>,
@@ -248,7 +251,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 Ok(()) => return Ok(Some(Claim::new(core, Arc::clone(hold), share))),
                 Err(NoEntry::Busy) => {
                     // A silence is the store's: it has not answered the request of this handle to change the mode.
-                    self.answered.store(false, Ordering::Relaxed);
+                    self.waits_for_mode_change.store(true, Ordering::Relaxed);
                     let idle = timeout(self.silence_limit(), hold.until_idle()).await;
                     idle.map_err(|_| Error::silent())?;
                 }
@@ -269,7 +272,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     async fn outermost(&self, mut now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         // A nested request before it needs no answer any more.
-        self.answered.store(true, Ordering::Relaxed);
+        self.waits_for_mode_change.store(false, Ordering::Relaxed);
         if mode::is_joined(self.mode)
             && let Some((hold, share)) = readers::join_youngest(core, self.report, self.name)
         {
@@ -352,7 +355,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             }
             let due = now + pause + core.timing.attempt;
             now = core.now();
-            self.attention.polled(due, now);
+            self.attention.polled(silent_since, due, now);
         }
     }
 
@@ -422,12 +425,12 @@ impl<'core> AcquireLoop<'_, 'core> {
             // Silence counts from the first unanswered request, including those of earlier turns,
             // but not during pauses, nor from before this call, or before it was polled again.
             let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
-            unanswered.forget_before(self.attention.since());
+            unanswered.not_before(self.attention.since());
             let since = unanswered.since(since.max(self.attention.since()));
-            let until = since + self.silence_limit();
             guard.send(self.request(guard.holder()), self.set, now);
             self.note_ask(&turn, &subscription, now + UNANSWERED.min(core.timing.attempt));
-            let Some(verdict) = self.answer(&turn, pin!(guard.land()), now, until).await else {
+            let Landed { verdict, due } = self.answer(&turn, pin!(guard.land()), now, since).await;
+            let Some(verdict) = verdict else {
                 let silent = answers::silent(core, self.name);
                 report::count_failure(core, Operation::Acquire, now, 1);
                 return Err(silent);
@@ -453,9 +456,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                         }
                         GrantUse::AskAgain(why) => {
                             tracing::debug!(why, "grant released; asking again");
-                            // The store was not silent.
-                            unanswered.answered();
-                            core.queue.answered(self.name);
+                            // It was ready in time, if this future was not polled.
+                            self.attention.polled(Some(since), due, core.now());
                             guard.release_later(sent);
                             guard = AcquireGuard::new(core, self.target(), core.draw_holder());
                             // The next one may be ready at once, and too late again.
@@ -483,9 +485,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                     ));
                 }
                 Err(error) if error.is_unavailable() && !self.limit.is_once() => {
-                    self.attention.polled(core.timing.step_due(now), core.now());
-                    unanswered.forget_before(self.attention.since());
-                    let since = since.max(self.attention.since());
+                    self.attention.polled(Some(since), due, core.now());
+                    unanswered.not_before(self.attention.since());
                     let Some(gap) = unanswered.gap(core, since) else {
                         return Err(guard.failed(error));
                     };
@@ -493,7 +494,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     let due = core.now() + gap + core.timing.attempt;
                     turn.set_due(due);
                     sleep(gap).await;
-                    self.attention.polled(due, core.now());
+                    self.attention.polled(Some(since), due, core.now());
                 }
                 Err(error) => {
                     // A refusal is an answer too.
@@ -514,25 +515,29 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Waits for the answer to a request of `now` until `until`. Meanwhile it moves the turn's due time on, which shows
-    /// that this future is polled.
-    async fn answer<R>(
+    /// Waits for the answer to a request of `now`, in a silence that began at `since`, until that lasts too long. Meanwhile it
+    /// moves the turn's due time on, which shows that this future is polled.
+    async fn answer(
         &self,
         turn: &Turn,
-        mut request: Pin<&mut impl Future<Output = R>>,
+        mut request: Pin<&mut impl Future<Output = Result<Acquired>>>,
         mut now: Instant,
-        until: Instant,
-    ) -> Option<R> {
+        since: Instant,
+    ) -> Landed {
         let core = self.core;
         loop {
+            let until = since.max(self.attention.since()) + self.silence_limit();
             let left = until.saturating_duration_since(now);
             let limit = left.min(core.timing.attempt * 2);
-            if let Some(answer) = within(limit, request.as_mut()).await {
-                return Some(answer);
+            let due = core.timing.step_due(now);
+            let verdict = within(limit, request.as_mut()).await;
+            if verdict.is_some() {
+                return Landed { verdict, due };
             }
             now = core.now();
-            if now >= until {
-                return None;
+            self.attention.polled(Some(since), due, now);
+            if now >= since.max(self.attention.since()) + self.silence_limit() {
+                return Landed { verdict: None, due };
             }
             turn.set_due(core.timing.step_due(now));
         }
@@ -566,7 +571,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         loop {
             let now = core.now();
             let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
-            turn.set_due(now + step + core.timing.attempt);
+            let due = now + step + core.timing.attempt;
+            turn.set_due(due);
             if step.is_zero() {
                 break;
             }
@@ -576,6 +582,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 // Then there is nothing to ask for.
                 () = turn.ended() => true,
             };
+            self.attention.polled(None, due, core.now());
             if is_hint {
                 break;
             }
@@ -820,16 +827,6 @@ impl<'core> AcquireLoop<'_, 'core> {
             .arrived(self.start, self.fair)
             .with(self.options)
     }
-}
-
-/// What a call does with the grant that it got.
-enum GrantUse {
-    /// It begins a hold.
-    Hold,
-    /// Another hold of this process excludes it.
-    Excluded,
-    /// It is released, and the store is asked again.
-    AskAgain(&'static str),
 }
 
 fn was_refused(verdict: &Acquired) -> bool {

@@ -1,4 +1,4 @@
-//! Subscription that a name may be free, and the waits of a caller that polls.
+//! The subscription to hints that a name may be free, and the waits of a caller that polls.
 
 use super::AFTER_EXPIRY;
 use crate::clock::Instant;

@@ -114,7 +114,7 @@ pub(crate) fn end_rests(core: &Arc<Core>) {
 /// more.
 pub(in crate::engine) fn yield_rest(core: &Arc<Core>, name: &Name) {
     core.queue.each_hold_of(name, |hold| {
-        let rests = hold.lock().state.stop_resting();
+        let rests = hold.lock().state.wanted_elsewhere();
         if rests {
             Rare::RestYielded.reached();
             leave_in_background(core, hold, Share::FIRST);
@@ -275,7 +275,7 @@ pub(in crate::engine) fn offer(core: &Arc<Core>, grant: Grant) {
 }
 
 /// Returns the hold, if it has enough time left: the runtime of the waiter may have been
-/// stopped meanwhile, or the hold may have been taken back.
+/// stopped meanwhile, or the hold may have been recalled.
 pub(crate) fn accept(
     core: &Arc<Core>,
     mut offered: HandedOff,

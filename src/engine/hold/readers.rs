@@ -11,7 +11,7 @@
 //! 2. **No reader overtakes.** It joins at once only if no waiter of this process is in the queue. One that waits joins when no
 //!    writer is before it.
 //! 3. **The store is asked each T/10.** A hold is joined no longer than that after its grant. Later readers ask for a hold
-//!    of their own, which younger ones join, and an old hold is never waited for. So a writer elsewhere is answers, and a
+//!    of their own, which younger ones join, and an old hold is never waited for. So a writer elsewhere is served, and a
 //!    process has at most one hold for each T/10 of its longest read, or for each tenth of a shorter `max_hold`.
 //! 4. **Known to the store once.** Its count there is always 1, so neither a join nor a re-entry sends anything. The last
 //!    lease that ends, of whichever handle, has the hold released.

@@ -115,7 +115,7 @@ pub(super) enum Occupants<H> {
 /// Several occupants. A semaphore may have thousands, so what is asked about all of them is counted.
 pub(super) struct Several<H> {
     occupants: BTreeMap<u64, Occupant<H>>,
-    /// Those without a hold: the turns, and the holder entries whose grants are not installed yet.
+    /// Those without a hold: the turns, and the holder slots whose grants are not installed yet.
     open: BTreeSet<u64>,
     /// The number of occupants of each mode, by [`Mode::index`].
     counts: [usize; Mode::COUNT],
@@ -382,7 +382,7 @@ const SLACK: usize = 64;
 #[derive(Default)]
 pub(super) struct Waiters {
     /// Each with its number. One that left from the middle leaves an empty entry, so that leaving does not move all that are
-    /// behind it. The first and the last slot are never empty.
+    /// behind it. The first and the last entry are never empty.
     entries: VecDeque<(u64, Option<Waiter>)>,
     /// The number of entries with a waiter.
     count: usize,
@@ -397,7 +397,7 @@ impl Waiters {
         self.count == 0
     }
 
-    /// Returns the index of the slot of this number, or the one at which it would be.
+    /// Returns the index of the entry of this number, or the one at which it would be.
     fn find(&self, waiter_no: u64) -> Result<usize, usize> {
         match (self.entries.front(), self.entries.back()) {
             (Some((first, _)), _) if *first == waiter_no => Ok(0),
@@ -425,9 +425,9 @@ impl Waiters {
             self.entries.insert(index, (waiter_no, None));
             index
         });
-        let slot = &mut self.entries[index].1;
-        self.count += usize::from(slot.is_none());
-        slot.get_or_insert_with(new)
+        let entry = &mut self.entries[index].1;
+        self.count += usize::from(entry.is_none());
+        entry.get_or_insert_with(new)
     }
 
     /// Removes the waiter with this number.

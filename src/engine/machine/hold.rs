@@ -258,7 +258,7 @@ impl State {
         if self.renewals.is_due(now) { self.renew_or_recall(timing, now) } else { DueWork::Nothing }
     }
 
-    /// Starts a renewal, or takes the hold back if its waiter has not accepted it.
+    /// Starts a renewal, or recalls the hold if its waiter has not accepted it.
     pub(in crate::engine) fn renew_or_recall(&mut self, timing: &Timing, now: Instant) -> DueWork {
         if !self.is_offered() || !self.believed() {
             return self.begin_renewal(timing, now);
@@ -697,7 +697,7 @@ impl State {
     }
 
     /// Records that another manager has asked for the name: no hold of the chain rests any more. Returns whether this one rests.
-    pub(in crate::engine) fn stop_resting(&mut self) -> bool {
+    pub(in crate::engine) fn wanted_elsewhere(&mut self) -> bool {
         self.handoffs.asked = true;
         self.rests()
     }
@@ -1349,7 +1349,7 @@ mod tests {
     }
 
     #[test]
-    fn handoff_not_accepted_is_taken_back_at_its_renewal() {
+    fn handoff_not_accepted_is_recalled_at_its_renewal() {
         let mut state = held().hand_off(at(400));
         assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
         assert_eq!(state.tick(&timing(), at(399)), DueWork::Nothing);
@@ -1589,7 +1589,7 @@ mod tests {
             assert!(rests(state, LINGER).is_none(), "{scope:?}");
         }
         let mut state = held();
-        assert!(!state.stop_resting());
+        assert!(!state.wanted_elsewhere());
         assert!(state.rest(&timing(), at(50), LINGER).is_none());
         // Nor does the next one of its chain.
         let mut next = state.hand_off(at(60));
@@ -1599,7 +1599,7 @@ mod tests {
         let mut offered = held().hand_off(at(60));
         assert!(offered.rest(&timing(), at(50), LINGER).is_none());
         let (_, mut next) = rests(held(), LINGER).unwrap();
-        assert!(next.stop_resting());
+        assert!(next.wanted_elsewhere());
     }
 
     #[test]

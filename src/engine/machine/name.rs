@@ -860,7 +860,7 @@ mod tests {
     //! |---|---|
     //! | a hold is handed off to a waiter that was dropped | `hold_of_a_waiter_that_goes_is_returned`; `handoff::hold_of_a_waiter_that_is_dropped_goes_to_the_next` |
     //! | a hold is handed off to a waiter that was woken just before | `hold_waits_for_a_waiter_that_was_woken_just_before`; `handoff::waiter_just_woken_finds_its_hold_at_the_next_pulse` |
-    //! | a hold is offered to a waiter that is not polled, and taken back | `hold_that_is_not_accepted_in_time_is_returned`; `engine::unpolled::hold_handed_to_a_future_that_nobody_polls_is_taken_back` |
+    //! | a hold is offered to a waiter that is not polled, and recalled | `hold_that_is_not_accepted_in_time_is_returned`; `engine::unpolled::hold_handed_to_a_future_that_nobody_polls_is_recalled` |
     //! | a hold that was offered ends before its waiter accepts it | `hold_that_ends_on_its_way_is_returned`; `engine::wait::waiter_handed_a_hold_lost_on_the_way_keeps_its_place` |
     //! | a turn is offered to a waiter that is not polled | `turn_not_taken_up_goes_on_and_its_waiter_stays_first`; `engine::unpolled::turn_of_a_future_nobody_polls_goes_to_the_next_in_line` |
     //! | a turn is offered to a waiter that was dropped | `turn_of_a_waiter_that_goes_is_offered_to_the_next` |
@@ -872,7 +872,7 @@ mod tests {
     //! | the name is forced open between a request and its grant | `grant_is_refused_after_a_forced_release` |
     //! | it is forced open, or taken elsewhere, between grant and hold | `hold_is_doubted_after_a_forced_release` |
     //! | a waiter comes back before a turn that was offered behind it | `waiter_that_comes_back_is_before_a_turn_not_taken_up` |
-    //! | the same, where the turn is of another mode | `waiter_whose_hold_is_taken_back_is_before_the_next_turn` |
+    //! | the same, where the turn is of another mode | `waiter_whose_hold_is_recalled_is_before_the_next_turn` |
     //! | no waiter is polled | `name_is_free_when_no_waiter_is_polled`, `waiters_are_not_overtaken_after_a_stall` |
     //! | a hundred waiters that are not polled are before one that is | `waiters_that_are_not_polled_are_passed_over_at_once` |
     //! | a hold is handed off to a call that asks for permits | `permit_is_handed_off_to_the_call_that_asks`; `engine::permit_handoff` |
@@ -1146,7 +1146,7 @@ mod tests {
     }
 
     #[test]
-    fn waiter_whose_hold_is_taken_back_is_before_the_next_turn() {
+    fn waiter_whose_hold_is_recalled_is_before_the_next_turn() {
         let mut rig = Rig::default();
         let first = rig.try_enter(PERMIT).expect("a turn");
         let [second] = rig.waiters(PERMIT);

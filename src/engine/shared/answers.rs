@@ -139,8 +139,9 @@ fn is_silent(core: &Core, name: &Name, Timed { start, limit }: Timed) -> bool {
     core.now().saturating_duration_since(since) >= long
 }
 
-/// Since when a call has been polled as it planned. What it missed before does not say that the store is silent: an answer may
-/// have been there, or the next step of its request was not sent.
+/// The time before which no silence counts for a call. A time in which it was not polled does not say that the store is silent:
+/// an answer may have been there, or the next step of its request was not sent. So this moves on by such a time, and a silence
+/// lasts for as long as the call was polled in it.
 ///
 /// An atomic, because the future of the call is `Send`; no other thread uses it meanwhile.
 pub(crate) struct Attention(AtomicU64);
@@ -155,10 +156,12 @@ impl Attention {
         Instant::at_nanos(self.0.load(Ordering::Relaxed))
     }
 
-    /// Records a poll at `now`, which was due by `due`.
-    pub(crate) fn polled(&self, due: Instant, now: Instant) {
-        if due < now {
-            self.0.store(now.to_nanos(), Ordering::Relaxed);
+    /// Records a poll at `now`, which was due by `due`, in a silence that began at `silent`, if there is one.
+    pub(crate) fn polled(&self, silent: Option<Instant>, due: Instant, now: Instant) {
+        let late = now.saturating_duration_since(due);
+        if !late.is_zero() {
+            let since = silent.map_or(now, |silent| silent.max(self.since()) + late);
+            self.0.store(since.to_nanos(), Ordering::Relaxed);
         }
     }
 }
@@ -176,11 +179,9 @@ impl Unanswered {
         *self = Self::default();
     }
 
-    /// Forgets those that began before `time`.
-    pub(crate) fn forget_before(&mut self, time: Instant) {
-        if self.since.is_some_and(|since| since < time) {
-            self.answered();
-        }
+    /// Counts none of the time before `time`.
+    pub(crate) fn not_before(&mut self, time: Instant) {
+        self.since = self.since.map(|since| since.max(time));
     }
 
     /// Returns the time of the first of them, which is `asked` if there was none.

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::locks::lease::Lease;
 use crate::observe::LeadershipHealth;
 use crate::store::contract::metadata::check_value;
+use crate::util::panics::run_wakers;
 use std::fmt;
 use std::ops::Deref;
 use tokio_util::sync::CancellationToken;
@@ -111,7 +112,7 @@ impl Leadership {
 
     /// Asks the work to come to its end.
     pub(super) fn retire(&self) {
-        self.retiring.cancel();
+        run_wakers(|| self.retiring.cancel());
     }
 
     /// Returns the health of this leadership, without I/O.

@@ -83,7 +83,7 @@ pub enum Line {
     /// [contract](crate::store::Store#lines).
     Arrivals,
     /// By a queue of the store itself, which every waiter enters when it [subscribes](crate::store::Store::subscribe).
-    /// The requests of a fair lock are those of any other lock.
+    /// The requests of a fair lock are those of an exclusive lock that is not fair.
     Queue,
 }
 

@@ -83,7 +83,7 @@ impl fmt::Display for Breach {
 
 /// A broken rule, and what was seen.
 #[derive(Clone, Debug)]
-pub(super) struct Severity {
+pub(super) struct Verdict {
     pub(super) breach: Breach,
     pub(super) text: String,
 }
@@ -185,7 +185,7 @@ pub(super) struct Entered {
 #[derive(Debug, Default)]
 pub(super) struct Judge {
     story: Story,
-    verdict: Option<Severity>,
+    verdict: Option<Verdict>,
     leases: BTreeMap<Token, Lease>,
     /// The work that goes on, by its number.
     visits: BTreeMap<u64, Token>,
@@ -215,7 +215,7 @@ impl Judge {
         self.seen
     }
 
-    pub(super) fn verdict(&self) -> Option<&Severity> {
+    pub(super) fn verdict(&self) -> Option<&Verdict> {
         self.verdict.as_ref()
     }
 
@@ -233,7 +233,7 @@ impl Judge {
     /// Ends the run. The first verdict counts.
     pub(super) fn fail(&mut self, now: Duration, breach: Breach, text: String) {
         self.add_line(now, Who::Judge, format!("the rule is broken: {breach}"));
-        self.verdict.get_or_insert(Severity { breach, text });
+        self.verdict.get_or_insert(Verdict { breach, text });
     }
 
     pub(super) fn freezes(&mut self, manager: usize) {

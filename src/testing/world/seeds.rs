@@ -2,7 +2,7 @@
 
 use super::World;
 use super::dice::Dice;
-use super::judge::{Breach, Seen, Severity};
+use super::judge::{Breach, Seen, Verdict};
 use super::still::Still;
 use super::storm::{Storm, Strike};
 use super::story::{Seconds, Story};
@@ -173,12 +173,12 @@ impl Seeds {
         self.has_chance() && !self.prints
     }
 
-    fn no_work(&self) -> Severity {
+    fn no_work(&self) -> Verdict {
         let seeds = self.seeds.len();
         let text = format!(
             "no code has reported work, in any of the seeds ({seeds}): this is the story of the last"
         );
-        Severity { breach: Breach::NoWork, text }
+        Verdict { breach: Breach::NoWork, text }
     }
 
     /// Runs one seed from its beginning to its end.
@@ -219,7 +219,7 @@ impl Seeds {
 
 /// The end of one run.
 pub(super) struct Played {
-    pub(super) verdict: Option<Severity>,
+    pub(super) verdict: Option<Verdict>,
     pub(super) story: Story,
     pub(super) seen: Seen,
 }
@@ -268,7 +268,7 @@ pub struct Failure(Box<Report>);
 struct Report {
     /// `None` where only the test strikes.
     seed: Option<u64>,
-    verdict: Severity,
+    verdict: Verdict,
     story: Story,
     /// Where the second run of the seed was another story.
     differs: Option<String>,
@@ -290,7 +290,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { seed, verdict: Severity { breach, text }, story, differs } = &*self.0;
+        let Report { seed, verdict: Verdict { breach, text }, story, differs } = &*self.0;
         match seed {
             Some(seed) => writeln!(f, "seed {seed} breaks the rule: {breach}")?,
             None => writeln!(f, "the rule is broken: {breach}")?,

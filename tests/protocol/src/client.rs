@@ -3,7 +3,7 @@
 //! Ages are ticks of its own clock since `s`, when the request in question was sent.
 
 use crate::rules::{HANDOFFS, Rule, Rules, T};
-use crate::server::{Op, Severity, Token};
+use crate::server::{Op, Token, Verdict};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Client {
@@ -292,7 +292,7 @@ impl Client {
     }
 
     /// A reply to the request of this token that was sent `age` ago, and that it waits for.
-    pub fn answer(&mut self, rules: Rules, (token, op): Sent, verdict: Severity, age: u8) {
+    pub fn answer(&mut self, rules: Rules, (token, op): Sent, verdict: Verdict, age: u8) {
         let sweep = |sweep: &Sweep| sweep.token == token && sweep.flight == Some(age);
         if op == Op::Release
             && let Some(i) = self.sweeps.iter().position(sweep)
@@ -300,7 +300,7 @@ impl Client {
             let sweep = &mut self.sweeps[i];
             sweep.flight = None;
             // Its absence proves nothing: the grant may still be on its way.
-            if sweep.age == T || (verdict == Severity::Done && sweep.single) {
+            if sweep.age == T || (verdict == Verdict::Done && sweep.single) {
                 self.sweeps.remove(i);
             }
             return;
@@ -311,7 +311,7 @@ impl Client {
             {
                 let unsure = *unsure;
                 match verdict {
-                    Severity::Granted(fence) => self.granted(rules, token, fence, age, unsure),
+                    Verdict::Granted(fence) => self.granted(rules, token, fence, age, unsure),
                     _ => *flight = None,
                 }
             }
@@ -326,7 +326,7 @@ impl Client {
             }
             (Phase::Held(hold), Op::Record(_)) if hold.op == Some((op, age)) => {
                 (hold.op, hold.recorded) = (None, true);
-                if verdict == Severity::NotYours {
+                if verdict == Verdict::NotYours {
                     self.phase = Phase::Idle;
                 }
             }
@@ -364,9 +364,9 @@ impl Client {
     }
 
     /// Only a confirmed grant or renewal moves D, by its own `s`, and only forward.
-    fn confirmed(&mut self, verdict: Severity, age: u8) {
+    fn confirmed(&mut self, verdict: Verdict, age: u8) {
         match (&mut self.phase, verdict) {
-            (_, Severity::NotYours) => self.phase = Phase::Idle,
+            (_, Verdict::NotYours) => self.phase = Phase::Idle,
             (Phase::Held(hold), _) => hold.age = hold.age.min(age),
             _ => {}
         }

@@ -26,7 +26,7 @@ pub enum Op {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Severity {
+pub enum Verdict {
     /// Granted, with the first of the reserved fencing tokens.
     Granted(u8),
     /// An outermost acquire found another holder.
@@ -71,7 +71,7 @@ pub struct Server {
 
 impl Server {
     /// Runs a request, all at one instant.
-    pub fn run(&mut self, token: Token, op: Op, rules: Rules) -> Severity {
+    pub fn run(&mut self, token: Token, op: Op, rules: Rules) -> Verdict {
         match op {
             Op::Acquire => self.acquire(token, rules),
             Op::Nest(count) => self.change(token, rules, true, |key| key.count = count),
@@ -93,12 +93,12 @@ impl Server {
                     false => !std::mem::take(&mut self.keys).is_empty(),
                 };
                 self.expired &= !ended;
-                if ended { Severity::Done } else { Severity::NotYours }
+                if ended { Verdict::Done } else { Verdict::NotYours }
             }
         }
     }
 
-    fn acquire(&mut self, token: Token, rules: Rules) -> Severity {
+    fn acquire(&mut self, token: Token, rules: Rules) -> Verdict {
         // Only exclusive locks have them here.
         let fences = rules.sharing == Sharing::Exclusive;
         let block = if fences { rules.block() } else { 0 };
@@ -107,16 +107,16 @@ impl Server {
             // The same token: the same grant, with the same fencing token.
             key.count = if rules.keep(Rule::CountsAreAbsolute) { 1 } else { key.count + 1 };
             self.extend(token, rules);
-            return Severity::Granted(fence(self.last_fence));
+            return Verdict::Granted(fence(self.last_fence));
         }
         if !self.admits(token, rules) {
-            return Severity::Held;
+            return Verdict::Held;
         }
         self.last_fence += block;
         self.keys.insert(token, Key::new(1, Some(T)));
         self.extend(token, rules);
         self.newest = (rules.sharing == Sharing::Readers).then_some(token);
-        Severity::Granted(fence(self.last_fence))
+        Verdict::Granted(fence(self.last_fence))
     }
 
     fn admits(&self, token: Token, rules: Rules) -> bool {
@@ -142,13 +142,13 @@ impl Server {
         rules: Rules,
         extends: bool,
         change: impl FnOnce(&mut Key),
-    ) -> Severity {
-        let Some(key) = self.keys.get_mut(&token) else { return Severity::NotYours };
+    ) -> Verdict {
+        let Some(key) = self.keys.get_mut(&token) else { return Verdict::NotYours };
         change(key);
         if extends {
             self.extend(token, rules);
         }
-        Severity::Done
+        Verdict::Done
     }
 
     fn revive(&mut self, token: Token, key: Key) {

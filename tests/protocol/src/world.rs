@@ -2,7 +2,7 @@
 
 use crate::client::{Client, Hold, Phase, Send};
 use crate::rules::{DRIFT, GRACE, Rules, Sharing, T};
-use crate::server::{Key, Op, Server, Severity, Token};
+use crate::server::{Key, Op, Server, Token, Verdict};
 use stateright::{Model, Property};
 use std::collections::BTreeSet;
 
@@ -45,7 +45,7 @@ pub struct World {
     pub server: Server,
     pub clients: Vec<Client>,
     requests: BTreeSet<Message>,
-    replies: BTreeSet<(Message, Severity)>,
+    replies: BTreeSet<(Message, Verdict)>,
     sent: u8,
     faults: u8,
     /// To look back: something went wrong, or a hold was not renewed in time.
@@ -75,7 +75,7 @@ pub enum Action {
     /// A request arrives and runs.
     Run(Message),
     /// A reply arrives.
-    Answer(Message, Severity),
+    Answer(Message, Verdict),
     /// Time passes. With `Some`, that client's clock falls behind by a tick, or catches up.
     Tick(Option<usize>),
     RunTwice(Message),

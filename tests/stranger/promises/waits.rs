@@ -79,8 +79,9 @@ pub fn limits_are_kept(history: &History) -> Vec<Breach> {
         let is_busy = rules.slack > rules.attempt;
         // "If the store has not answered a request of that handle for longer than an attempt, this call waits for the
         // answer": one that was not polled has not heard it either.
-        let is_behind_unpolled = history.calls.iter().any(|other| {
-            other.manager == call.manager
+        let is_behind_unpolled = history.calls.iter().enumerate().any(|(index, other)| {
+            index != number
+                && other.manager == call.manager
                 && other.names.iter().any(|name| call.has(name))
                 && other.unpolled.is_some_and(|pause| {
                     Window { from: pause.from.at, to: pause.to.at }.meets(call.window())

@@ -44,11 +44,11 @@ local function run()
   if written('holder') == holder and (tonumber(written('rev')) or 0) >= number then
     return 1
   end
-  local words, written = { 'holder', holder, 'rev', ARGV[4] }, { holder = true, rev = true }
+  local words, kept = { 'holder', holder, 'rev', ARGV[4] }, { holder = true, rev = true }
   for i = 5, #ARGV do
     words[i] = ARGV[i]
     if i % 2 == 1 then
-      written[ARGV[i]] = true
+      kept[ARGV[i]] = true
     end
   end
   doing = 'HGETALL'
@@ -67,7 +67,7 @@ local function run()
   end
   doing = 'HDEL'
   for i = 1, #before, 2 do
-    if not written[before[i]] then
+    if not kept[before[i]] then
       call('HDEL', metadata, before[i])
     end
   end

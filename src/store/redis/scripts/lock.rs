@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 /// A request that is one item of the batch script.
 pub(in crate::store::redis) trait Request: Send + Sync + 'static {
-    type Severity: Send + Sync + 'static;
+    type Verdict: Send + Sync + 'static;
 
     fn name(&self) -> &Name;
     fn timeout(&self) -> Duration;
@@ -30,9 +30,9 @@ pub(in crate::store::redis) trait Request: Send + Sync + 'static {
     /// Returns whether it cannot share a call with others.
     fn is_apart(&self) -> bool;
     /// Reads the reply to this item: one element, unless it had a call of its own.
-    fn read(&self, codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Self::Severity>;
+    fn read(&self, codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
     /// Returns the verdict if too few replicas confirmed the call.
-    fn unconfirmed(&self, verdict: Self::Severity, error: &Error) -> Result<Self::Severity>;
+    fn unconfirmed(&self, verdict: Self::Verdict, error: &Error) -> Result<Self::Verdict>;
 }
 
 /// Returns an error if too few replicas confirmed a call: the last element of its reply, if it waited for them.
@@ -177,7 +177,7 @@ impl Codec {
 }
 
 impl Request for Acquire {
-    type Severity = Acquired;
+    type Verdict = Acquired;
 
     fn name(&self) -> &Name {
         &self.target.name
@@ -257,7 +257,7 @@ impl Request for Acquire {
 }
 
 impl Request for Release {
-    type Severity = Released;
+    type Verdict = Released;
 
     fn name(&self) -> &Name {
         &self.target.name

@@ -34,7 +34,7 @@ impl AcquireAll {
 }
 
 impl Request for AcquireAll {
-    type Severity = SetVerdicts;
+    type Verdict = SetVerdicts;
 
     fn name(&self) -> &Name {
         self.first.name()

@@ -88,7 +88,7 @@ impl RuntimeBatchers {
     }
 
     /// Sends a request by the batcher of the current runtime, or by the default one.
-    pub(in crate::store::redis) fn send<R: Request>(&self, request: R) -> StoreFuture<R::Severity> {
+    pub(in crate::store::redis) fn send<R: Request>(&self, request: R) -> StoreFuture<R::Verdict> {
         let open = |reservation| open_and_serve(reservation, Arc::clone(&self.opener));
         match self.others.nearest(open) {
             Nearest::Own(batcher) => batcher.send(request, true),
@@ -262,7 +262,7 @@ impl Batcher {
     }
 
     /// Sends a request. `here`: whether the caller is on the batcher's runtime.
-    fn send<R: Request>(&self, request: R, here: bool) -> StoreFuture<R::Severity> {
+    fn send<R: Request>(&self, request: R, here: bool) -> StoreFuture<R::Verdict> {
         let slot = self.shared.context.slot(&request);
         // The first of several would leave alone, and the others only after it.
         let several = is_one_of_several();
@@ -444,8 +444,8 @@ struct Waiting<R: Request> {
     request: R,
     /// Whether its task waits for other requests that were sent with it.
     of_several: bool,
-    reply_to: ReplyTo<Result<R::Severity>>,
-    verdict: Option<Result<R::Severity>>,
+    reply_to: ReplyTo<Result<R::Verdict>>,
+    verdict: Option<Result<R::Verdict>>,
     pending: Pending,
 }
 
@@ -500,7 +500,7 @@ fn part_of(reply: &Result<Vec<Element>>, index: usize, count: usize) -> Result<&
 fn run_alone<R: Request>(
     request: R,
     pending: Pending,
-) -> impl Future<Output = Result<R::Severity>> + Send {
+) -> impl Future<Output = Result<R::Verdict>> + Send {
     async move {
         let context = &pending.shared.context;
         let mut call = pin!(context.call_alone(&request));
@@ -516,7 +516,7 @@ fn run_alone<R: Request>(
 }
 
 impl CallContext {
-    async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Severity> {
+    async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Verdict> {
         let (script, call) = self.codec.lone_call(request);
         let sent = self.clock.now();
         let wait = call.wait;
@@ -544,7 +544,7 @@ impl CallContext {
         self.connection.run(script, call, left).await
     }
 
-    fn read<R: Request>(&self, request: &R, reply: ItemReply<'_>) -> Result<R::Severity> {
+    fn read<R: Request>(&self, request: &R, reply: ItemReply<'_>) -> Result<R::Verdict> {
         let verdict = request.read(&self.codec, reply.sent, reply.elements?)?;
         match reply.confirmed {
             Ok(()) => Ok(verdict),
@@ -633,7 +633,7 @@ impl CallContext {
 
 impl<R: Request> Waiting<R> {
     /// Returns a waiting request, and the future of its verdict.
-    fn queue(request: R, pending: Pending, of_several: bool) -> (Item, StoreFuture<R::Severity>) {
+    fn queue(request: R, pending: Pending, of_several: bool) -> (Item, StoreFuture<R::Verdict>) {
         let (sender, verdict) = oneshot::channel();
         let reply_to = ReplyTo(Some(sender));
         let verdict =

@@ -130,7 +130,7 @@ pub enum Excuse {
     Reported,
 }
 
-pub struct Severity {
+pub struct Verdict {
     pub findings: Vec<Finding>,
     pub excused: Vec<Excused>,
     /// What was met, and how often.
@@ -168,7 +168,7 @@ struct Case<'a> {
 }
 
 /// Judges a history, whose events are in the order of time.
-pub fn judge(history: &[Event]) -> Severity {
+pub fn judge(history: &[Event]) -> Verdict {
     let mut case = Case {
         history,
         settings: settings(history),
@@ -214,7 +214,7 @@ pub fn judge(history: &[Event]) -> Severity {
     let coverage = case.coverage();
     case.missing(&coverage);
     case.findings.sort_by_key(|finding| finding.at);
-    Severity { findings: case.findings, excused: case.excused, coverage, leases: case.leases }
+    Verdict { findings: case.findings, excused: case.excused, coverage, leases: case.leases }
 }
 
 fn rules(history: &[Event]) -> Rules {

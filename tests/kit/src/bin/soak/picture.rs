@@ -2,7 +2,7 @@
 
 use kit::soak::history::{Event, What};
 use kit::soak::leases::{Lease, settings, slot};
-use kit::soak::oracle::{Finding, Severity, wiped};
+use kit::soak::oracle::{Finding, Verdict, wiped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -22,7 +22,7 @@ const LOSS: &str = "#d00000";
 
 struct Picture<'a> {
     history: &'a [Event],
-    verdict: &'a Severity,
+    verdict: &'a Verdict,
     start: u64,
     end: u64,
     names: Vec<String>,
@@ -33,7 +33,7 @@ struct Picture<'a> {
 }
 
 /// Draws a run as SVG.
-pub fn draw(history: &[Event], verdict: &Severity) -> String {
+pub fn draw(history: &[Event], verdict: &Verdict) -> String {
     let settings = settings(history);
     let mut names: Vec<String> = settings.keys().cloned().collect();
     names.sort();

@@ -2,13 +2,13 @@
 
 use kit::soak::history::{Event, What};
 use kit::soak::leases::Lease;
-use kit::soak::oracle::{Excuse, Severity};
+use kit::soak::oracle::{Excuse, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// So many findings are printed; more would say no more.
 const SHOWN: usize = 20;
 
-pub fn print(history: &[Event], verdict: &Severity) {
+pub fn print(history: &[Event], verdict: &Verdict) {
     let granted: Vec<&Lease> =
         verdict.leases.iter().filter(|lease| lease.granted.is_some()).collect();
     println!();

@@ -35,6 +35,11 @@ pub(super) struct Landed {
     pub(super) due: Instant,
 }
 
+/// Returns whether the store has answered that others have the name.
+pub(super) fn was_refused(verdict: &Acquired) -> bool {
+    !matches!(verdict, Acquired::Granted { .. })
+}
+
 /// What a call does with the grant that it got.
 pub(super) enum GrantUse {
     /// It begins a hold.

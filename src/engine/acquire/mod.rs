@@ -34,7 +34,7 @@ use crate::store::{Acquire, Acquired, Arrival, HolderId, Line, Mode, Name, Targe
 use crate::util::bound::within;
 use crate::util::reached::Rare;
 use crate::util::trace::{self, QuietSpan};
-use acquire_guard::{AcquireGuard, GrantUse, Landed};
+use acquire_guard::{AcquireGuard, GrantUse, Landed, was_refused};
 use set::SetCall;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -827,8 +827,4 @@ impl<'core> AcquireLoop<'_, 'core> {
             .arrived(self.start, self.fair)
             .with(self.options)
     }
-}
-
-fn was_refused(verdict: &Acquired) -> bool {
-    !matches!(verdict, Acquired::Granted { .. })
 }

@@ -202,34 +202,34 @@ async fn calls_for_other_leases_than_those_asked_for_renew_none() {
     }
 }
 
-/// In real time: a thread that is blocked knows no other. What fires tokens asks no store.
-#[tokio::test]
-async fn store_that_blocks_its_thread_delays_no_token() {
-    let (memory, (blocked, gate)) = (MemoryStore::new(), mpsc::channel());
+/// Locks on a store that breaks so, and elsewhere on a sound way to the same names. The token fires before the other one gets in.
+/// In real time: a thread that is blocked knows no other.
+async fn token_fires_before_the_next_enters(breaks: Breaks) -> Lease {
+    let memory = MemoryStore::new();
     let ttl = Duration::from_secs(1);
-    let store = Broken { store: memory.clone(), breaks: Breaks::Block(Mutex::new(gate)) };
+    let store = Broken { store: memory.clone(), breaks };
     let here = LeaseManager::builder().ttl(ttl).dedicated_thread(true).build(store).unwrap();
     let there = LeaseManager::builder().ttl(ttl).build(memory).unwrap();
     let lease = here.lock("n").lock().await.unwrap();
     let token = lease.cancellation_token();
     let next = there.lock("n").lock().await.unwrap();
     assert!(token.is_cancelled());
+    next
+}
+
+/// What fires tokens asks no store.
+#[tokio::test]
+async fn store_that_blocks_its_thread_delays_no_token() {
+    let (blocked, gate) = mpsc::channel();
+    let next = token_fires_before_the_next_enters(Breaks::Block(Mutex::new(gate))).await;
     drop(blocked);
     next.check().unwrap();
 }
 
 #[tokio::test]
 async fn errors_that_are_slow_to_drop_delay_no_token() {
-    let memory = MemoryStore::new();
-    let ttl = Duration::from_secs(1);
-    let store = Broken { store: memory.clone(), breaks: Breaks::SlowSource(ttl) };
-    let here = LeaseManager::builder().ttl(ttl).dedicated_thread(true).build(store).unwrap();
-    let there = LeaseManager::builder().ttl(ttl).build(memory).unwrap();
-    let lease = here.lock("n").lock().await.unwrap();
-    let token = lease.cancellation_token();
-    let next = there.lock("n").lock().await.unwrap();
-    assert!(token.is_cancelled());
-    next.check().unwrap();
+    let breaks = Breaks::SlowSource(Duration::from_secs(1));
+    token_fires_before_the_next_enters(breaks).await.check().unwrap();
 }
 
 /// A store may take long to drop. One thread fires the tokens of all managers whose runtime has ended or is blocked.

@@ -38,6 +38,8 @@ struct ReleaseLoop<'a> {
     silent: bool,
     /// True if a release may have recorded an arrival in the line for the next waiter of this process.
     arrival_recorded: bool,
+    /// Whether the release keeps the name closed for a time.
+    leaves_mark: bool,
     /// True if nothing is left to the engine.
     over: bool,
 }
@@ -48,6 +50,7 @@ impl ReleaseLoop<'_> {
         // While the name is closed, no waiter needs an arrival.
         let arrival = if mark.is_none() { line::next_arrival(core, hold) } else { None };
         self.arrival_recorded |= arrival.is_some_and(|arrival| !arrival.kept.is_zero());
+        self.leaves_mark = mark.is_some();
         let request = Release::new(hold.target(), hold.holder, 0, core.timing.attempt)
             .with_arrival(arrival)
             .with_keep(mark);
@@ -111,6 +114,10 @@ impl ReleaseLoop<'_> {
 
     /// Gives waiters elsewhere time to ask before the local ones.
     fn yield_to_remote(&self, sent: Instant, listeners: u64) {
+        // The next waiter of a fair lock has no arrival until it asks, which it does while the name is closed.
+        if self.leaves_mark && self.core.queue.is_fair() {
+            return;
+        }
         let ours = sent.saturating_duration_since(self.hold.chain_began());
         let release = ReleaseAnswer { sent, now: self.now, listeners, ours };
         yield_to_remote(self.core, &self.hold.name, self.hold.mode, release);
@@ -214,6 +221,7 @@ fn release_for_an_attempt<'a>(
         limit: None,
         silent: false,
         arrival_recorded: false,
+        leaves_mark: false,
         over: false,
     };
     async move { release_loop.finish(|| now + core.timing.attempt).await }
@@ -319,8 +327,17 @@ pub(in crate::engine) async fn release_to_the_end(
     let silent = core.queue.silence(&hold.name).is_some();
     // A release in flight may have recorded an arrival.
     let arrival_recorded = flight.is_some() && core.queue.is_fair();
-    let mut release_loop =
-        ReleaseLoop { core, hold, flight, now, limit, silent, arrival_recorded, over: false };
+    let mut release_loop = ReleaseLoop {
+        core,
+        hold,
+        flight,
+        now,
+        limit,
+        silent,
+        arrival_recorded,
+        leaves_mark: false,
+        over: false,
+    };
     match release_loop.finish(until).await {
         Err(error) if !hold.is_over() => hold.give_up(core, &error),
         _ => {}

@@ -18,10 +18,16 @@ pub fn job_runs_once(history: &History) -> Vec<Breach> {
         let Some(ran) = first.body else { continue };
         let Some(again) = second.body else { continue };
         let Some(ok) = ran.returned_ok else { continue };
-        // "The restarts of a majority within `keep` open the key."
+        // "... so the key opens once a majority of nodes has been restarted within `keep`. A node that was away when the mark
+        // was written counts as one of them."
         let since = Window { from: ok.at, to: again.start.at };
-        let troubles = history.acts.iter().filter(|act| {
-            matches!(act.deed, Deed::Trouble { manager: None }) && act.window().meets(since)
+        let written = Window { from: first.start.at, to: ok.at + history.rules.slack };
+        let troubles = history.acts.iter().filter(|act| match act.deed {
+            Deed::Trouble { manager: None } => act.window().meets(since),
+            Deed::Trouble { manager } => {
+                manager == Some(first.manager) && act.window().meets(written)
+            }
+            _ => false,
         });
         if history.rules.backend == Backend::Quorum && troubles.count() >= 2 {
             continue;

@@ -76,7 +76,7 @@ fn try_seeds(backend: Backend, first: u64) {
     reaching.end();
 }
 
-/// Runs that broke a promise once. Each did so again with its mend taken out, but those of the judge.
+/// Runs that broke a promise before a mend, or before the judge knew what the docs say.
 #[test]
 fn runs_that_broke_a_promise_once_keep_it() {
     let found = [

@@ -525,9 +525,9 @@ impl<'core> AcquireLoop<'_, 'core> {
         since: Instant,
     ) -> Landed {
         let core = self.core;
+        let until = || since.max(self.attention.since()) + self.silence_limit();
         loop {
-            let until = since.max(self.attention.since()) + self.silence_limit();
-            let left = until.saturating_duration_since(now);
+            let left = until().saturating_duration_since(now);
             let limit = left.min(core.timing.attempt * 2);
             let due = core.timing.step_due(now);
             let verdict = within(limit, request.as_mut()).await;
@@ -536,7 +536,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             }
             now = core.now();
             self.attention.polled(Some(since), due, now);
-            if now >= since.max(self.attention.since()) + self.silence_limit() {
+            if now >= until() {
                 return Landed { verdict: None, due };
             }
             turn.set_due(core.timing.step_due(now));

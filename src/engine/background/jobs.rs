@@ -60,7 +60,9 @@ impl Work {
                 // The caller is gone.
                 let _ = change.end(verdict);
             }
-            Some(Job::FinishAcquire { sweep, verdict }) => abandon(core, sweep, verdict).await,
+            Some(Job::FinishAcquire { sweep, verdict }) => {
+                finish_acquire(core, sweep, verdict).await
+            }
             Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
             Some(Job::GiveUpArrival { target, holder, next }) => {
                 line::give_up(core, target, holder, next).await
@@ -75,7 +77,7 @@ impl Work {
 
 /// Waits for the answer to a request that no call waits for. A grant goes to a call of this process that waits for as many
 /// permits, and is released if there is none.
-async fn abandon(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>) {
+async fn finish_acquire(core: &Arc<Core>, sweep: Sweep, verdict: StoreFuture<Acquired>) {
     let target = sweep.target.clone();
     let mut attempt = AcquireGuard::resume(core, sweep, verdict);
     let verdict = attempt.land().await;
